@@ -1,0 +1,139 @@
+"""posenc: the position toolkit for Transformers in PyTorch.
+
+Names are imported when first used, so that ``import posenc`` costs nothing beyond what is touched.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "posenc.errors": ["BackendRefused", "ShapeError"],
+    "posenc.core.tokens": [
+        "Tokens", "contiguous", "decode", "follow", "grid", "packed", "padded", "seconds", "shard",
+    ],
+    "posenc.core.mask": ["CAUSAL", "FULL", "Mask", "causal", "same_segment", "visible", "window"],
+    "posenc.core.distance": ["pairwise_distance", "t5_bucket"],
+    "posenc.core.rotary": [
+        "Frequencies", "Pairing", "RotaryTable", "apply_rotary", "apply_rotary_pair", "inverse", "rotary_table",
+        "rotary_table_nd", "transpose",
+    ],
+    "posenc.core.sinusoid": ["sinusoid"],
+    "posenc.core.bias": [
+        "DenseBias", "FormulaBias", "KeyBias", "QueryTableBias", "ScoreBias", "SlopeBias", "SumBias", "TableBias",
+        "materialize", "score_mod", "slice_heads",
+    ],
+    "posenc.core.sites": [
+        "ContentScoreEncoding", "Encoding", "InputEncoding", "PositionTransform", "QKEncoding", "RotaryEncoding",
+        "ScoreEncoding",
+    ],
+    "posenc.core.spec": ["EncodingSpec", "ModelShape", "Reference"],
+    "posenc.schedules.geometric": ["Geometric"],
+    "posenc.schedules.explicit": ["Explicit"],
+    "posenc.encodings.nope": ["NoPE"],
+    "posenc.encodings.sinusoidal": ["Sinusoidal"],
+    "posenc.encodings.learned": ["Learned"],
+    "posenc.encodings.rope": ["RoPE"],
+    "posenc.encodings.alibi": ["ALiBi", "alibi_slopes"],
+    "posenc.encodings.t5": ["T5Bias"],
+    "posenc.encodings.randomized": ["Randomized"],
+    "posenc.attn.attention": ["attention"],
+    "posenc.attn.positional": ["positional_attention"],
+    "posenc.attn.prepared": ["Prepared", "prepare"],
+    "posenc.attn.cache": ["GrowingCache", "StaticCache"],
+    "posenc.attn.explain": ["explain"],
+    "posenc.transformer": ["Transformer"],
+    "posenc.catalog": ["CATALOG", "load_encoding"],
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = ["__version__", *sorted(_MODULE_OF)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'posenc' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if TYPE_CHECKING:
+    from posenc.attn.attention import attention as attention
+    from posenc.attn.cache import GrowingCache as GrowingCache
+    from posenc.attn.cache import StaticCache as StaticCache
+    from posenc.attn.explain import explain as explain
+    from posenc.attn.positional import positional_attention as positional_attention
+    from posenc.attn.prepared import Prepared as Prepared
+    from posenc.attn.prepared import prepare as prepare
+    from posenc.catalog import CATALOG as CATALOG
+    from posenc.catalog import load_encoding as load_encoding
+    from posenc.core.bias import DenseBias as DenseBias
+    from posenc.core.bias import FormulaBias as FormulaBias
+    from posenc.core.bias import KeyBias as KeyBias
+    from posenc.core.bias import QueryTableBias as QueryTableBias
+    from posenc.core.bias import ScoreBias as ScoreBias
+    from posenc.core.bias import SlopeBias as SlopeBias
+    from posenc.core.bias import SumBias as SumBias
+    from posenc.core.bias import TableBias as TableBias
+    from posenc.core.bias import materialize as materialize
+    from posenc.core.bias import score_mod as score_mod
+    from posenc.core.bias import slice_heads as slice_heads
+    from posenc.core.distance import pairwise_distance as pairwise_distance
+    from posenc.core.distance import t5_bucket as t5_bucket
+    from posenc.core.mask import CAUSAL as CAUSAL
+    from posenc.core.mask import FULL as FULL
+    from posenc.core.mask import Mask as Mask
+    from posenc.core.mask import causal as causal
+    from posenc.core.mask import same_segment as same_segment
+    from posenc.core.mask import visible as visible
+    from posenc.core.mask import window as window
+    from posenc.core.rotary import Frequencies as Frequencies
+    from posenc.core.rotary import Pairing as Pairing
+    from posenc.core.rotary import RotaryTable as RotaryTable
+    from posenc.core.rotary import apply_rotary as apply_rotary
+    from posenc.core.rotary import apply_rotary_pair as apply_rotary_pair
+    from posenc.core.rotary import inverse as inverse
+    from posenc.core.rotary import rotary_table as rotary_table
+    from posenc.core.rotary import rotary_table_nd as rotary_table_nd
+    from posenc.core.rotary import transpose as transpose
+    from posenc.core.sinusoid import sinusoid as sinusoid
+    from posenc.core.sites import ContentScoreEncoding as ContentScoreEncoding
+    from posenc.core.sites import Encoding as Encoding
+    from posenc.core.sites import InputEncoding as InputEncoding
+    from posenc.core.sites import PositionTransform as PositionTransform
+    from posenc.core.sites import QKEncoding as QKEncoding
+    from posenc.core.sites import RotaryEncoding as RotaryEncoding
+    from posenc.core.sites import ScoreEncoding as ScoreEncoding
+    from posenc.core.spec import EncodingSpec as EncodingSpec
+    from posenc.core.spec import ModelShape as ModelShape
+    from posenc.core.spec import Reference as Reference
+    from posenc.core.tokens import Tokens as Tokens
+    from posenc.core.tokens import contiguous as contiguous
+    from posenc.core.tokens import decode as decode
+    from posenc.core.tokens import follow as follow
+    from posenc.core.tokens import grid as grid
+    from posenc.core.tokens import packed as packed
+    from posenc.core.tokens import padded as padded
+    from posenc.core.tokens import seconds as seconds
+    from posenc.core.tokens import shard as shard
+    from posenc.encodings.alibi import ALiBi as ALiBi
+    from posenc.encodings.alibi import alibi_slopes as alibi_slopes
+    from posenc.encodings.learned import Learned as Learned
+    from posenc.encodings.nope import NoPE as NoPE
+    from posenc.encodings.randomized import Randomized as Randomized
+    from posenc.encodings.rope import RoPE as RoPE
+    from posenc.encodings.sinusoidal import Sinusoidal as Sinusoidal
+    from posenc.encodings.t5 import T5Bias as T5Bias
+    from posenc.errors import BackendRefused as BackendRefused
+    from posenc.errors import ShapeError as ShapeError
+    from posenc.schedules.explicit import Explicit as Explicit
+    from posenc.schedules.geometric import Geometric as Geometric
+    from posenc.transformer import Transformer as Transformer

@@ -1,0 +1,36 @@
+"""Which implementation a call would use, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from posenc.attn.attention import attention
+from posenc.attn.request import make_request
+from posenc.attn.select import Verdict, verdicts
+from posenc.core.mask import FULL
+from posenc.core.rotary import apply_rotary
+
+_DEFAULTS: dict[str, Any] = {
+    "mask": FULL, "bias": None, "positions": None, "k_positions": None, "scale": None, "dropout_p": 0.0,
+}  # fmt: skip
+
+
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Verdict]:
+    """One verdict per backend for a call of `attention` or `apply_rotary`, without running it.
+
+    Example:
+        >>> q = torch.ones(1, 1, 2, 4)
+        >>> for verdict in explain(attention, q, q, q):
+        ...     print(verdict.backend, verdict.chosen)
+        sdpa True
+        reference False
+    """
+    backend = kwargs.pop("backend", "auto")
+    if function is attention:
+        return verdicts(make_request(*args, **{**_DEFAULTS, **kwargs}), backend)
+    if function is apply_rotary:
+        return [Verdict("reference", True, "the only backend of apply_rotary")]
+    raise ValueError(
+        f"explain: {getattr(function, '__name__', function)!r} has no backends. Expected attention or apply_rotary. Pass one of them."
+    )

@@ -1,0 +1,133 @@
+"""One attention call, checked: what backends accept or refuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from posenc.core.bias import ScoreBias
+from posenc.core.mask import Mask
+from posenc.core.tokens import Positions, contiguous, resolve_positions
+from posenc.errors import ShapeError
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Queries, keys and values with everything that attention needs to know, checked against each other.
+
+    Shape:
+        q: ``[batch, heads, q, dim]``; k: ``[batch, kv_heads, k, dim]``; v: ``[batch, kv_heads, k, v_dim]``.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask
+    bias: ScoreBias | None
+    positions: Tensor | None
+    k_positions: Tensor | None
+    scale: float
+    dropout_p: float
+
+    @property
+    def q_length(self) -> int:
+        return self.q.shape[-2]
+
+    @property
+    def k_length(self) -> int:
+        return self.k.shape[-2]
+
+    @property
+    def grouped(self) -> bool:
+        """Whether several query heads share a key head."""
+        return self.q.shape[1] != self.k.shape[1]
+
+
+def make_request(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask,
+    bias: ScoreBias | None,
+    positions: Positions | None,
+    k_positions: Positions | None,
+    scale: float | None,
+    dropout_p: float,
+) -> Request:
+    """Check a call and fill in what it leaves open."""
+    q, k, v = _one_dtype(q, k, v)
+    _check_shapes(q, k, v)
+    if not isinstance(mask, Mask):
+        raise TypeError(
+            f"attention: mask is {type(mask).__name__}. Expected a mask value, such as FULL, CAUSAL or causal(tokens). "
+            "Wrap boolean tensors as same_segment or visible."
+        )
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"attention: dropout_p = {dropout_p}. Expected 0 ≤ dropout_p < 1. Pass 0.0 in evaluation.")
+    if bias is not None and bias.heads not in (1, q.shape[1]):
+        raise ShapeError(
+            f"attention: a bias of {bias.heads} heads for {q.shape[1]} query heads. Expected as many, or 1. "
+            "Build the encoding with the model's head count; use slice_heads for a shard of heads."
+        )
+    q_at, k_at = _positions(q, k, bias, positions, k_positions)
+    width = sqrt(q.shape[-1]) if q.shape[-1] else 1.0
+    return Request(q, k, v, mask, bias, q_at, k_at, 1 / width if scale is None else scale, dropout_p)
+
+
+def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Under autocast the three go to its dtype, as torch's own attention does; biases stay wide."""
+    device = q.device.type
+    if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
+        raise TypeError(f"attention: q is {q.dtype}, k {k.dtype}, v {v.dtype}. Expected one floating dtype. Cast them alike.")
+    return q, k, v
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if any(t.ndim != 4 for t in (q, k, v)):
+        raise ShapeError(f"attention: {shapes}. Expected [batch, heads, seq, head_dim] each. Transpose or unsqueeze them.")
+    if q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
+        raise ShapeError(
+            f"attention: {shapes}. Expected one batch, q and k of one width, k and v of one length and head count. "
+            "Look at the projections."
+        )
+    if k.shape[1] < 1 or q.shape[1] % k.shape[1]:
+        raise ShapeError(
+            f"attention: {shapes}. Expected the query heads to be a multiple of the key heads. "
+            "Grouped-query attention shares each key head among the same number of query heads."
+        )
+
+
+def _positions(
+    q: Tensor, k: Tensor, bias: ScoreBias | None, positions: Positions | None, k_positions: Positions | None
+) -> tuple[Tensor | None, Tensor | None]:
+    if bias is None:
+        return None, None
+    q_length, k_length = q.shape[-2], k.shape[-2]
+    if positions is None:
+        if k_positions is not None or bias.axes > 1 or not bias.reads_distance_only:
+            raise TypeError(
+                f"attention: positions=None with {type(bias).__name__}. Expected positions: None means 'contiguous, the last "
+                "query level with the last key', which only biases of one-axis distance can take. Pass positions and k_positions."
+            )
+        return (
+            contiguous(q_length, start=k_length - q_length, device=q.device).positions,
+            contiguous(k_length, device=q.device).positions,
+        )
+    if k_positions is None and q_length != k_length:
+        raise ShapeError(
+            f"attention: {q_length} queries and {k_length} keys with positions but without k_positions. Expected equal lengths, "
+            "since k_positions=None says that they are the same tokens. Pass k_positions."
+        )
+    axes = None if bias.axes == 1 else bias.axes
+    q_at = resolve_positions(positions, q_length, name="attention: positions", device=q.device, axes=axes)
+    if k_positions is None:
+        return q_at, q_at
+    return q_at, resolve_positions(k_positions, k_length, name="attention: k_positions", device=q.device, axes=axes)

@@ -1,0 +1,34 @@
+"""The catalogue: every encoding, one line each. The description of an encoding stands on its class."""
+
+from __future__ import annotations
+
+import importlib
+
+from posenc.core.sites import Encoding
+
+CATALOG = {
+    "nope": "posenc.encodings.nope:NoPE",
+    "sinusoidal": "posenc.encodings.sinusoidal:Sinusoidal",
+    "learned": "posenc.encodings.learned:Learned",
+    "rope": "posenc.encodings.rope:RoPE",
+    "alibi": "posenc.encodings.alibi:ALiBi",
+    "t5": "posenc.encodings.t5:T5Bias",
+    "randomized": "posenc.encodings.randomized:Randomized",
+}
+
+
+def load_encoding(name: str) -> type[Encoding]:
+    """The class of a catalogued encoding.
+
+    Raises:
+        ValueError: a name that is not in `CATALOG`.
+
+    Example:
+        >>> load_encoding("rope").spec.name
+        'rope'
+    """
+    if name not in CATALOG:
+        raise ValueError(f"load_encoding: {name!r} is not in the catalogue. Expected one of {', '.join(CATALOG)}. Name one.")
+    module, _, attribute = CATALOG[name].partition(":")
+    encoding: type[Encoding] = getattr(importlib.import_module(module), attribute)
+    return encoding

@@ -1,0 +1,413 @@
+"""The few values that describe a score bias, and the two forms that backends consume.
+
+Every relative encoding ends in one of these values; every attention backend starts from them: N encodings + M backends,
+never N × M. Each value has one private `evaluate`, used with whole grids by `materialize` and with single indices by
+`score_mod`, so that the dense and the programmed form cannot disagree.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from posenc.core.tokens import check_integer_positions, check_positions
+from posenc.errors import ShapeError
+
+
+class _Place(ABC):
+    """The (batch, head, query, key) at which a bias is evaluated: a whole grid, or one entry of it."""
+
+    def __init__(self, q_positions: Tensor, k_positions: Tensor) -> None:
+        self._positions = q_positions, k_positions
+
+    @abstractmethod
+    def pick(self, tensor: Tensor, letters: str) -> Tensor:
+        """The entries of a tensor whose axes are named by letters of ``bhqk``; a missing batch is spread."""
+
+    @abstractmethod
+    def look_up(self, rows: Tensor, letters: str, index: Tensor) -> Tensor:
+        """The entry ``index`` of each of the rows (last axis) of a tensor with the axes ``letters`` before it."""
+
+    @property
+    def q(self) -> Tensor:
+        return self.pick(self._positions[0], "bq")
+
+    @property
+    def k(self) -> Tensor:
+        return self.pick(self._positions[1], "bk")
+
+    def axis_distances(self, axes: int) -> list[Tensor]:
+        """The signed integer distance along each axis."""
+        if axes == 1:
+            return [self.q - self.k]
+        q, k = self._positions
+        return [self.pick(q[..., a], "bq") - self.pick(k[..., a], "bk") for a in range(axes)]
+
+    def distance(self, like: Tensor) -> Tensor:
+        """The signed distance in ``like``'s dtype; integers are subtracted as integers."""
+        q, k = self.q, self.k
+        if q.is_floating_point() or k.is_floating_point():
+            q, k = q.to(like.dtype), k.to(like.dtype)
+        return (q - k).to(like.dtype)
+
+
+@final
+class _Grid(_Place):
+    """All entries: results broadcast to ``[*batch, heads, q, k]``."""
+
+    def pick(self, tensor: Tensor, letters: str) -> Tensor:
+        tensor = tensor.to(self._positions[0].device)
+        for axis, letter in ((-1, "k"), (-2, "q"), (-3, "h")):
+            if letter not in letters:
+                tensor = tensor.unsqueeze(axis)
+        return tensor
+
+    def look_up(self, rows: Tensor, letters: str, index: Tensor) -> Tensor:
+        rows = rows.to(index.device)
+        if letters == "h":
+            rows = rows.unsqueeze(-2)  # [heads, 1, span]
+        batch = torch.broadcast_shapes(rows.shape[:-3], index.shape[:-3])
+        heads, queries = max(rows.shape[-3], index.shape[-3]), index.shape[-2]
+        rows = rows.expand(*batch, heads, queries, rows.shape[-1])
+        return rows.gather(-1, index.expand(*batch, heads, queries, index.shape[-1]))
+
+
+@final
+class _Entry(_Place):
+    """One entry, with scalar index tensors, as flex_attention's score_mod sees it."""
+
+    def __init__(self, q_positions: Tensor, k_positions: Tensor, **index: Tensor) -> None:
+        super().__init__(q_positions, k_positions)
+        self._index = index
+
+    def pick(self, tensor: Tensor, letters: str) -> Tensor:
+        for letter in letters[max(0, len(letters) - tensor.ndim) :]:
+            tensor = tensor[0] if tensor.shape[0] == 1 else tensor[self._index[letter]]
+        return tensor
+
+    def look_up(self, rows: Tensor, letters: str, index: Tensor) -> Tensor:
+        for letter in letters[max(0, len(letters) + 1 - rows.ndim) :]:
+            rows = rows[0] if rows.shape[0] == 1 else rows[self._index[letter]]
+        return rows[index]
+
+
+class ScoreBias(ABC):
+    """A bias on attention scores, added after the softmax scale."""
+
+    axes = 1
+    """How many axes of a position it reads."""
+    integers_only = False
+    """Whether it looks distances up, so that positions must be integers."""
+    reads_distance_only = True
+    """Whether positions enter by their distance alone, or not at all: any contiguous ones then give the same bias."""
+
+    @property
+    @abstractmethod
+    def heads(self) -> int:
+        """How many heads it has; 1 is spread over all."""
+
+    @abstractmethod
+    def evaluate(self, at: _Place) -> Tensor:
+        """The bias at a place."""
+
+    @abstractmethod
+    def slice_heads(self, index: slice) -> ScoreBias:
+        """The bias of some heads."""
+
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors it holds, for questions such as "does any need a gradient"."""
+
+    def __add__(self, other: ScoreBias) -> ScoreBias:
+        return SumBias((self, other))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SlopeBias(ScoreBias):
+    """``-past · distance`` for keys in the past, ``-future · |distance|`` for keys in the future: the ALiBi family.
+
+    Causal ALiBi is signed: ``future = -past`` makes it ``-slope · distance`` for every pair, which a fused kernel can
+    split into a term of the key and a term of the query.
+
+    Shape:
+        past, future: ``[heads]``.
+    """
+
+    past: Tensor
+    future: Tensor
+
+    @property
+    def heads(self) -> int:
+        return self.past.shape[0]
+
+    def evaluate(self, at: _Place) -> Tensor:
+        distance = at.distance(self.past)
+        slope = torch.where(distance >= 0, -at.pick(self.past, "h"), at.pick(self.future, "h"))
+        return slope * distance
+
+    def slice_heads(self, index: slice) -> ScoreBias:
+        return SlopeBias(self.past[index], self.future[index])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.past, self.future
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FormulaBias(ScoreBias):
+    """``formula(q, k, head, *parameters)``, broadcasting over positions q, k and head indices.
+
+    Args:
+        formula: a module-level function of positions ``q``, ``k`` and an index tensor ``head``.
+        parameters: tensors that it indexes by ``head``.
+        head_index: ``[heads]`` integers, the global index of each head (kept when heads are sliced).
+        pointwise: whether each entry depends on its own q and k by elementwise arithmetic alone; a small network is not.
+    """
+
+    formula: Callable[..., Tensor]
+    parameters: tuple[Tensor, ...]
+    head_index: Tensor
+    pointwise: bool = True
+    reads_distance_only = False
+
+    @property
+    def heads(self) -> int:
+        return self.head_index.shape[0]
+
+    def evaluate(self, at: _Place) -> Tensor:
+        return self.formula(at.q, at.k, at.pick(self.head_index, "h"), *self.parameters)
+
+    def slice_heads(self, index: slice) -> ScoreBias:
+        return replace(self, head_index=self.head_index[index])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.parameters
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TableBias(ScoreBias):
+    """A row per head, looked up by clamped signed distance: ``table[head, clamp(distance + zero, 0, span - 1)]``.
+
+    Shape:
+        table: ``[heads, span]``, or ``[heads, *spans]`` with one span per axis of the positions.
+
+    Args:
+        zero: the index of distance 0, one per axis.
+    """
+
+    table: Tensor
+    zero: tuple[int, ...]
+    integers_only = True
+
+    @property
+    def axes(self) -> int:  # type: ignore[override]
+        return len(self.zero)
+
+    @property
+    def heads(self) -> int:
+        return self.table.shape[0]
+
+    def evaluate(self, at: _Place) -> Tensor:
+        return at.look_up(self.table.flatten(1), "h", _table_index(at, self.table.shape[1:], self.zero))
+
+    def slice_heads(self, index: slice) -> ScoreBias:
+        return replace(self, table=self.table[index])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.table,)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class KeyBias(ScoreBias):
+    """A term of the key alone, ``values[…, key]``: forgetting gates, after the softmax.
+
+    Shape:
+        values: ``[*batch, heads, k]``.
+    """
+
+    values: Tensor
+
+    @property
+    def heads(self) -> int:
+        return self.values.shape[-2]
+
+    def evaluate(self, at: _Place) -> Tensor:
+        return at.pick(self.values, "bhk")
+
+    def slice_heads(self, index: slice) -> ScoreBias:
+        return KeyBias(self.values[..., index, :])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class QueryTableBias(ScoreBias):
+    """A lookup by clamped distance whose rows depend on the query: Shaw, Transformer-XL, DeBERTa.
+
+    Shape:
+        logits: ``[*batch, heads, q, span]``.
+
+    Args:
+        zero: the index of distance 0.
+    """
+
+    logits: Tensor
+    zero: int
+    integers_only = True
+
+    @property
+    def heads(self) -> int:
+        return self.logits.shape[-3]
+
+    def evaluate(self, at: _Place) -> Tensor:
+        return at.look_up(self.logits, "bhq", _table_index(at, self.logits.shape[-1:], (self.zero,)))
+
+    def slice_heads(self, index: slice) -> ScoreBias:
+        return replace(self, logits=self.logits[..., index, :, :])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.logits,)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class DenseBias(ScoreBias):
+    """Every entry written out, ``[*batch, heads, q, k]``: the escape hatch, with its O(q·k) memory in the name."""
+
+    bias: Tensor
+
+    @property
+    def heads(self) -> int:
+        return self.bias.shape[-3]
+
+    def evaluate(self, at: _Place) -> Tensor:
+        return at.pick(self.bias, "bhqk")
+
+    def slice_heads(self, index: slice) -> ScoreBias:
+        return DenseBias(self.bias[..., index, :, :])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.bias,)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SumBias(ScoreBias):
+    """The sum of several biases, all of one head count (or one head)."""
+
+    terms: tuple[ScoreBias, ...]
+
+    def __post_init__(self) -> None:
+        counts = {term.heads for term in self.terms} - {1}
+        if not self.terms or len(counts) > 1:
+            raise ShapeError(
+                f"SumBias: terms of {[term.heads for term in self.terms]} heads. Expected at least one term and one head "
+                "count (or 1). Build every bias for the same attention."
+            )
+
+    @property
+    def heads(self) -> int:
+        return max([term.heads for term in self.terms])
+
+    @property
+    def axes(self) -> int:  # type: ignore[override]
+        return max([term.axes for term in self.terms])
+
+    @property
+    def integers_only(self) -> bool:  # type: ignore[override]
+        return any(term.integers_only for term in self.terms)
+
+    @property
+    def reads_distance_only(self) -> bool:  # type: ignore[override]
+        return all(term.reads_distance_only for term in self.terms)
+
+    def evaluate(self, at: _Place) -> Tensor:
+        return reduce(add, [term.evaluate(at) for term in self.terms])
+
+    def slice_heads(self, index: slice) -> ScoreBias:
+        return SumBias(tuple(term if term.heads == 1 else term.slice_heads(index) for term in self.terms))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for term in self.terms for tensor in term.tensors())
+
+
+def materialize(
+    bias: ScoreBias, positions: Tensor, k_positions: Tensor | None = None, *, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """A bias as numbers: ``[*batch, heads, q, k]`` in ``dtype``, O(q·k) memory.
+
+    Args:
+        positions: of the queries, ``[*batch, q]``; k_positions: of the keys, the queries' own when ``None``.
+
+    Example:
+        >>> slopes = torch.tensor([0.5])
+        >>> materialize(SlopeBias(slopes, -slopes), torch.tensor([5]), torch.tensor([2, 5]))
+        tensor([[[-1.5000, -0.0000]]])
+    """
+    keys = positions if k_positions is None else k_positions
+    for at in (positions, keys):
+        check_positions(at, name="materialize")
+        if bias.integers_only:
+            check_integer_positions(at, name=type(bias).__name__, why="it looks distances up in a table")
+    grid = bias.evaluate(_Grid(positions, keys))
+    axes = bias.axes
+    batch = torch.broadcast_shapes(_batch(positions, axes), _batch(keys, axes), grid.shape[:-3])
+    q_length, k_length = (t.shape[len(_batch(t, axes))] for t in (positions, keys))
+    return grid.to(dtype).expand(*batch, bias.heads, q_length, k_length)
+
+
+def score_mod(bias: ScoreBias, positions: Tensor, k_positions: Tensor | None = None) -> Callable[..., Tensor]:
+    """A bias as flex_attention's ``score_mod(score, batch, head, q_index, k_index)``.
+
+    Args:
+        positions: of the queries, ``[q]`` or ``[batch, q]``; k_positions: of the keys, the queries' own when ``None``.
+    """
+    keys = positions if k_positions is None else k_positions
+    for at in (positions, keys):
+        check_positions(at, name="score_mod")
+        if bias.integers_only:
+            check_integer_positions(at, name=type(bias).__name__, why="it looks distances up in a table")
+
+    def modified(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return score + bias.evaluate(_Entry(positions, keys, b=b, h=h, q=q, k=k)).to(score.dtype)
+
+    return modified
+
+
+def slice_heads(bias: ScoreBias, index: slice) -> ScoreBias:
+    """The bias of some heads, for tensor parallelism: ``slice_heads(bias, slice(first, last))`` by *global* head index.
+
+    Example:
+        >>> slopes = torch.tensor([0.5, 0.25])
+        >>> slice_heads(SlopeBias(slopes, -slopes), slice(1, 2)).past
+        tensor([0.2500])
+    """
+    return bias.slice_heads(index)
+
+
+def _table_index(at: _Place, spans: Any, zero: tuple[int, ...]) -> Tensor:
+    if len(zero) != len(spans):
+        raise ShapeError(
+            f"TableBias: {len(zero)} zeros for a table of {len(spans)} spans. Expected one per axis. Give zero as a tuple."
+        )
+    distances = at.axis_distances(len(spans))
+    index = torch.zeros_like(distances[0])
+    for distance, span, origin in zip(distances, spans, zero, strict=True):
+        index = index * span + (distance + origin).clamp(0, span - 1)
+    return index
+
+
+def _batch(positions: Tensor, axes: int) -> torch.Size:
+    return positions.shape[: positions.ndim - (1 if axes == 1 else 2)]

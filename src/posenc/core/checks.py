@@ -1,0 +1,33 @@
+"""Checks on the values inside tensors, without ever waiting for a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Whether the values can be read on the host now, for free."""
+    return (
+        tensor.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not isinstance(tensor, FakeTensor)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def check_values(valid: Tensor, message: Callable[[], str]) -> None:
+    """Raise ``ValueError(message())`` unless every entry of the boolean tensor ``valid`` is true.
+
+    On the CPU the check is eager and the message is full. Under compilation and on other devices it becomes one
+    asynchronous assertion with the same rule, so that nothing waits for the device; tensors without values (meta,
+    fake, functorch-wrapped) are not checked.
+    """
+    if _readable(valid):
+        if not bool(valid.all()):
+            raise ValueError(message())
+    elif torch.compiler.is_compiling() or valid.device.type not in ("cpu", "meta"):
+        torch._assert_async(valid.all(), "posenc: a value check failed; run the same call eagerly on the CPU to see which")

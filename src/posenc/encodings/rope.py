@@ -1,0 +1,141 @@
+"""Rotary position embedding."""
+
+from __future__ import annotations
+
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from posenc.core.rotary import Frequencies, Pairing, RotaryTable, check_rotary_dim, rotary_table
+from posenc.core.sites import RotaryEncoding
+from posenc.core.spec import EncodingSpec, Reference
+from posenc.errors import ShapeError
+from posenc.schedules.geometric import Geometric
+
+
+class Schedule(Protocol):
+    """A rule for frequencies: `Geometric`, `Explicit`, or your own frozen dataclass."""
+
+    def frequencies(
+        self, rotary_dim: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
+    ) -> Frequencies: ...
+
+
+@final
+class RoPE(RotaryEncoding):
+    """Turns each channel pair of queries and keys by ``position · inv_freq``, so that scores depend on distance alone.
+
+    The thing people get wrong: ``pairing``. Llama as released by Meta, GPT-J and Cohere pair neighbouring channels
+    ("interleaved"); transformers' Llama, NeoX, Qwen, Mistral and Gemma pair i with i + rotary_dim/2 ("half"). Their
+    weights differ by a permutation of rows; with the wrong pairing every shape fits and the text is fluent nonsense.
+
+    Args:
+        head_dim: the width of a head.
+        schedule: the frequencies, `Geometric` (base 10,000) by default.
+        rotary_dim: how many channels turn, even; all by default.
+        start: the first that does; negative counts from the end, so ``start=-rotary_dim`` turns the trailing channels.
+        pairing: ``"half"`` or ``"interleaved"``.
+        head_axis: -3 for ``[batch, heads, seq, head_dim]``, -2 for ``[batch, seq, heads, head_dim]``, ``None`` for
+            ``[batch, seq, head_dim]``.
+        angle_dtype: float64 is exact at any practical length; float32 reproduces transformers bit for bit.
+
+    Shape:
+        q: ``[*batch, heads, seq, head_dim]``; k likewise, of any head count; positions: ``[*batch, seq]``.
+
+    Returns:
+        The rotated queries and keys; dtype, device and stride order kept.
+
+    Raises:
+        ValueError: an odd or too wide rotary_dim, an unknown pairing.
+        ShapeError: another head width; queries and keys of different length without k_positions.
+        TypeError: half-precision positions.
+
+    Example:
+        >>> rope = RoPE(8)
+        >>> q = k = torch.ones(1, 2, 5, 8)
+        >>> rotated_q, rotated_k = rope(q, k, 0)
+        >>> rope(q[:, :, :1], k[:, :, :1], 5)[0].shape
+        torch.Size([1, 2, 1, 8])
+
+    Differs from:
+        transformers: angles in float64 by default there float32; tables half width; arithmetic in float32.
+        flash-attention: no cache inside; positions are an argument.
+
+    References:
+        Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864.
+    """
+
+    spec = EncodingSpec(
+        name="rope",
+        summary="turns queries and keys; scores depend on distance",
+        build=lambda shape: [RoPE(shape.head_dim)],
+        claims=frozenset(
+            {"shift-invariant", "norm-preserving", "composes", "invertible", "parameter-free", "any-length", "real-positions"}
+        ),
+        references=(
+            Reference("Su et al. 2021", "RoFormer: Enhanced Transformer with Rotary Position Embedding", "2104.09864"),
+        ),
+    )
+
+    def __init__(
+        self,
+        head_dim: int,
+        schedule: Schedule = Geometric(),
+        *,
+        rotary_dim: int | None = None,
+        start: int = 0,
+        pairing: Pairing = "half",
+        head_axis: int | None = -3,
+        angle_dtype: torch.dtype = torch.float64,
+    ) -> None:
+        super().__init__()
+        rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        check_rotary_dim(rotary_dim, name="RoPE")
+        first = start + head_dim if start < 0 else start
+        if not 0 <= first <= head_dim - rotary_dim:
+            raise ValueError(
+                f"RoPE: rotary_dim = {rotary_dim} from start = {start} in head_dim = {head_dim}. Expected "
+                "start + rotary_dim ≤ head_dim. Pass start=-rotary_dim for the trailing channels."
+            )
+        if pairing not in ("half", "interleaved"):
+            raise ValueError(
+                f"RoPE: pairing = {pairing!r}. Expected 'half' or 'interleaved'. Name the one the weights were trained with."
+            )
+        if angle_dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"RoPE: angle_dtype = {angle_dtype}. Expected torch.float64 or torch.float32. Use float64.")
+        if head_axis not in (-3, -2, None):
+            raise ValueError(
+                f"RoPE: head_axis = {head_axis}. Expected -3 for [batch, heads, seq, head_dim], -2 for [batch, seq, heads, "
+                "head_dim] or None without heads. Pass the one of your layout."
+            )
+        self.head_dim, self.schedule, self.rotary_dim, self.start = head_dim, schedule, rotary_dim, start
+        self.pairing, self.head_axis, self.angle_dtype = pairing, head_axis, angle_dtype
+        self.sequence_axis = -3 if head_axis == -2 else -2
+        self._frequencies(torch.device("cpu"))  # a schedule that does not fit says so now
+
+    def extra_repr(self) -> str:
+        place = "" if self.rotary_dim == self.head_dim else f", rotary_dim={self.rotary_dim}, start={self.start}"
+        return f"{self.head_dim}, {self.schedule}{place}, pairing={self.pairing!r}"
+
+    def prepare(
+        self,
+        positions: Tensor,
+        k_positions: Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        frequencies: Frequencies | None = None,
+    ) -> tuple[RotaryTable, RotaryTable]:
+        if frequencies is None:
+            frequencies = self._frequencies(positions.device if isinstance(positions, Tensor) else torch.device("cpu"))
+        elif frequencies.inv_freq.shape[-1] != self.rotary_dim // 2:
+            raise ShapeError(
+                f"RoPE.prepare: frequencies of {frequencies.inv_freq.shape[-1]} pairs. Expected {self.rotary_dim // 2}, for "
+                f"rotary_dim = {self.rotary_dim}. Make them with schedule.frequencies({self.rotary_dim})."
+            )
+        table = rotary_table(positions, frequencies, dtype=dtype)
+        return table, table if k_positions is None else rotary_table(k_positions, frequencies, dtype=dtype)
+
+    def _frequencies(self, device: torch.device) -> Frequencies:
+        home = torch.device("cpu") if device.type == "mps" else device  # no float64 on mps
+        return self.schedule.frequencies(self.rotary_dim, dtype=self.angle_dtype, device=home)

@@ -1,0 +1,1 @@
+"""Frequency rules, one frozen dataclass a file: how fast each channel pair turns."""
