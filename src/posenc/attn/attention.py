@@ -30,7 +30,8 @@ def attention(
     key (decoding with a cache), on every backend.
 
     Args:
-        mask: a value from `posenc.core.mask`; a row that sees nothing gives zeros and finite gradients.
+        mask: a value from `posenc.core.mask`; a row that sees nothing gives zeros and finite gradients. What is hidden
+            gets weight 0 and must be finite, because 0 · NaN is NaN: allocate caches with zeros.
         bias: a `ScoreBias`, added after the scale; may need a gradient.
         positions: what the bias reads: a tensor, or an int for contiguous queries from this start. ``None`` has one
             exact meaning, "contiguous, the last query level with the last key", and only biases of one-axis distance

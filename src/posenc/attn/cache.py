@@ -74,7 +74,7 @@ class GrowingCache(Cache):
 class StaticCache(Cache):
     """A fixed number of slots, filled from the front: shapes never change, so compiled decoding never recompiles.
 
-    Unfilled slots come last in order; masks on it are by order (`visible`, or ``causal(*cache.place(tokens))``), never
+    Unfilled slots hold zeros and come last in order; masks on it are by order (`visible`, or ``causal(*cache.place(tokens))``), never
     `CAUSAL`, which would align the queries with the unfilled end.
 
     Args:
@@ -125,6 +125,11 @@ class StaticCache(Cache):
             raise ShapeError(
                 f"StaticCache: tokens with {'an explicit order' if tokens.order is not None else f'{tokens.axes} axes'}. "
                 f"Expected tokens as they stand, with axes = {self.axes}. Use GrowingCache for reordered tokens."
+            )
+        if tokens.positions.is_floating_point() and not self.positions.is_floating_point():
+            raise TypeError(
+                f"StaticCache: positions are {tokens.positions.dtype}. Expected integers, since the cache holds "
+                f"{self.positions.dtype} and would round them. Build it with position_dtype=torch.float64."
             )
         slots = self._slots(tokens.length)
         segments = self.segments.index_copy(1, slots, self._per_row(segments_of(tokens), 1))

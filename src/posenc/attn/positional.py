@@ -113,6 +113,11 @@ def _tokens(
         positions = Tokens(
             resolve_positions(positions, q_length, name="positional_attention", device=q.device, axes=axes), axes=axes
         )
+    if positions.length != q_length:
+        raise ShapeError(
+            f"positional_attention: {positions.length} tokens for {q_length} queries. Expected as many. Build the tokens from "
+            "the new queries only; the cache knows the earlier ones."
+        )
     if k_positions is None:
         return positions, positions
     name = "positional_attention (keys)"

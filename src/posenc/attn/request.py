@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.core.bias import ScoreBias
 from posenc.core.mask import Mask
-from posenc.core.tokens import Positions, contiguous, resolve_positions
+from posenc.core.tokens import Positions, check_positions, contiguous, resolve_positions
 from posenc.errors import ShapeError
 
 
@@ -108,9 +108,14 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
 def _positions(
     q: Tensor, k: Tensor, bias: ScoreBias | None, positions: Positions | None, k_positions: Positions | None
 ) -> tuple[Tensor | None, Tensor | None]:
+    for at in (positions, k_positions):
+        if isinstance(at, Tensor):
+            check_positions(at, name="attention")
     if bias is None:
         return None, None
     q_length, k_length = q.shape[-2], k.shape[-2]
+    if bias.axes == 0:
+        positions = k_positions = None
     if positions is None:
         if k_positions is not None or bias.axes > 1 or not bias.reads_distance_only:
             raise TypeError(

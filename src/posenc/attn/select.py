@@ -23,8 +23,11 @@ class Verdict(NamedTuple):
 
 
 def verdicts(request: Request, backend: str) -> list[Verdict]:
-    """One verdict per backend."""
-    chosen = select(request, backend).name
+    """One verdict per backend; none is chosen when the named one refuses."""
+    try:
+        chosen = select(request, backend).name
+    except BackendRefused:
+        chosen = None
     said = []
     for candidate in BACKENDS:
         refusal = candidate.refusal(request)

@@ -102,7 +102,7 @@ class ScoreBias(ABC):
     """A bias on attention scores, added after the softmax scale."""
 
     axes = 1
-    """How many axes of a position it reads."""
+    """How many axes of a position it reads; 0 when positions do not matter to it."""
     integers_only = False
     """Whether it looks distances up, so that positions must be integers."""
     reads_distance_only = True
@@ -236,6 +236,7 @@ class KeyBias(ScoreBias):
     """
 
     values: Tensor
+    axes = 0
 
     @property
     def heads(self) -> int:
@@ -287,6 +288,7 @@ class DenseBias(ScoreBias):
     """Every entry written out, ``[*batch, heads, q, k]``: the escape hatch, with its O(q·k) memory in the name."""
 
     bias: Tensor
+    axes = 0
 
     @property
     def heads(self) -> int:
@@ -364,8 +366,13 @@ def materialize(
     grid = bias.evaluate(_Grid(positions, keys))
     axes = bias.axes
     batch = torch.broadcast_shapes(_batch(positions, axes), _batch(keys, axes), grid.shape[:-3])
-    q_length, k_length = (t.shape[len(_batch(t, axes))] for t in (positions, keys))
-    return grid.to(dtype).expand(*batch, bias.heads, q_length, k_length)
+    shape = bias.heads, *(t.shape[len(_batch(t, axes))] for t in (positions, keys))
+    if any(size not in (1, expected) for size, expected in zip(grid.shape[-3:][::-1], shape[::-1], strict=False)):
+        raise ShapeError(
+            f"materialize: a {type(bias).__name__} of shape {tuple(grid.shape)} for {shape[1]} queries and {shape[2]} keys. "
+            f"Expected [*batch, {', '.join(map(str, shape))}]. Make the bias for exactly these tokens."
+        )
+    return grid.to(dtype).expand(*batch, *shape)
 
 
 def score_mod(bias: ScoreBias, positions: Tensor, k_positions: Tensor | None = None) -> Callable[..., Tensor]:
@@ -410,4 +417,4 @@ def _table_index(at: _Place, spans: Any, zero: tuple[int, ...]) -> Tensor:
 
 
 def _batch(positions: Tensor, axes: int) -> torch.Size:
-    return positions.shape[: positions.ndim - (1 if axes == 1 else 2)]
+    return positions.shape[: positions.ndim - (1 if axes <= 1 else 2)]

@@ -1,0 +1,1 @@
+"""Pictures. The only importer of matplotlib."""

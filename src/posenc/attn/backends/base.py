@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from posenc.attn.request import Request
-from posenc.core.bias import DenseBias, materialize
+from posenc.core.bias import materialize
+from posenc.errors import ShapeError
 
 
 class Backend(ABC):
@@ -42,24 +43,28 @@ class DenseTerms(NamedTuple):
 
 
 def dense_terms(request: Request, dtype: torch.dtype) -> DenseTerms:
-    """The dense form of a request's mask and bias, with ``dtype`` the least width of the bias."""
+    """The dense form of a request's mask and bias, the bias in ``dtype``."""
     bias = None
     if request.bias is not None:
-        bias = _dense_bias(request, dtype)
+        assert request.positions is not None
+        bias = materialize(request.bias, request.positions, request.k_positions, dtype=dtype)
+        _check_batch(bias, request, "bias")
     if request.mask.sees_all(request.q_length, request.k_length):
         return DenseTerms(None, bias, None)
     allowed = request.mask.allowed(request.q_length, request.k_length, device=request.q.device)
     if allowed.ndim > 2:
         allowed = allowed.unsqueeze(-3)
+    _check_batch(allowed, request, "mask")
     if request.mask.sees_itself(request.q_length, request.k_length):
         return DenseTerms(allowed, bias, None)
     sees = allowed.any(dim=-1, keepdim=True)
     return DenseTerms(allowed | ~sees, bias, sees)
 
 
-def _dense_bias(request: Request, dtype: torch.dtype) -> Tensor:
-    if isinstance(request.bias, DenseBias):  # made once for all layers that share it
-        return request.bias.bias
-    assert request.bias is not None
-    assert request.positions is not None
-    return materialize(request.bias, request.positions, request.k_positions, dtype=dtype)
+def _check_batch(term: Tensor, request: Request, name: str) -> None:
+    batch = request.q.shape[0]
+    if term.ndim > 4 or (term.ndim == 4 and term.shape[0] not in (1, batch)):
+        raise ShapeError(
+            f"attention: the {name} has the batch {tuple(term.shape[:-3])}. Expected ({batch},), that of q, or none. "
+            "Look at the batch axes of positions, segments and biases."
+        )

@@ -1,0 +1,90 @@
+"""Speed and memory of each row, measured alone: forward and backward of the comparison's model, as ratios to NoPE."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from posenc.attn.select import BACKENDS
+from posenc.compare.rows import find_row
+from posenc.compare.trial import DIM, HEADS, LAYERS
+from posenc.core.sites import ContentScoreEncoding, ScoreEncoding
+from posenc.core.spec import ModelShape
+from posenc.transformer import Transformer
+
+BATCH, LENGTH, VOCABULARY = 4, 512, 64
+WARM_UPS, REPEATS = 2, 20
+BASELINE = "nope"
+
+
+def measure_speed(rows: Sequence[str], progress: Callable[[int], None] = lambda repeats: None) -> list[dict[str, Any]]:
+    """Seconds and peak bytes per row, in interleaved order so that a drifting machine touches all rows alike.
+
+    Memory is the peak of what the forward and backward allocate beyond the model itself.
+    """
+    every = list(dict.fromkeys([BASELINE, *rows]))
+    steps = {row: _one_step(row) for row in every}
+    for step in steps.values():
+        for _ in range(WARM_UPS):
+            step()
+    seconds: dict[str, list[float]] = {row: [] for row in every}
+    for repeat in range(REPEATS):
+        for row, step in steps.items():
+            began = time.perf_counter()
+            step()
+            seconds[row].append(time.perf_counter() - began)
+        progress(repeat + 1)
+    peaks = {row: _peak_bytes(_one_step(row)) for row in every}
+    base = seconds[BASELINE]
+    return [
+        {
+            "row": row,
+            "implementation": implementation(row),
+            "seconds": round(median(seconds[row]), 6),
+            "ratio": round(median(a / b for a, b in zip(seconds[row], base, strict=True)), 3),
+            "peak_bytes": peaks[row],
+            "memory_ratio": round(peaks[row] / peaks[BASELINE], 3),
+        }
+        for row in rows
+    ]
+
+
+def implementation(row: str) -> str:
+    """The backend and form of attention that a row uses."""
+    encodings = find_row(row).build(_shape())
+    biased = any(isinstance(encoding, (ScoreEncoding, ContentScoreEncoding)) for encoding in encodings)
+    return f"{BACKENDS[0].name}, {'dense bias' if biased else 'fused causal'}"
+
+
+def _shape() -> ModelShape:
+    return ModelShape(DIM, HEADS, HEADS, DIM // HEADS, LAYERS, max_length=LENGTH, causal=True)
+
+
+def _one_step(row: str) -> Callable[[], None]:
+    encodings = list(find_row(row).build(_shape()))
+    model = Transformer(VOCABULARY, dim=DIM, layers=LAYERS, heads=HEADS, encodings=encodings)
+    ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        model(ids, 0).square().mean().backward()
+
+    return step
+
+
+def _peak_bytes(step: Callable[[], None]) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler greets on stderr, through the progress bars
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step()
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    level = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        level += event.nbytes()
+        peak = max(peak, level)
+    return peak

@@ -1,0 +1,1 @@
+"""What the comparison trains on: generated, licence-free, endless."""

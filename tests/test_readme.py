@@ -1,0 +1,43 @@
+"""The README's Python runs, and what it says is here is here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import posenc
+from posenc.attn.select import BACKENDS
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_there_is_an_example():
+    assert BLOCKS
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_example_runs(block):
+    names: dict[str, object] = {}
+    exec(block, names)
+    assert tuple(names["logits"].shape) == (2, 16, 1000)
+    assert tuple(names["more"].shape) == (2, 8)
+
+
+def test_every_encoding_and_backend_is_named():
+    classes = {posenc.load_encoding(name).__name__ for name in posenc.CATALOG}
+    for name in classes | {backend.name for backend in BACKENDS}:
+        assert f"`{name}`" in README
+
+
+def test_public_names_in_the_inventory_exist():
+    inventory = README.partition("## What is here")[2].partition("\n## ")[0]
+    for name in re.findall(r"`([A-Za-z]\w*)`", inventory):
+        assert name in posenc.__all__ or name in {backend.name for backend in BACKENDS}, name
+
+
+def test_links_inside_the_repository_lead_somewhere():
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (Path(__file__).parent.parent / target).exists(), target
