@@ -53,11 +53,10 @@ class Block(nn.Module):
             dropout_p=dropout_p, backend=backend,
         )  # fmt: skip
         x = x + self.out(attended.transpose(-3, -2).flatten(-2))
-        out: Tensor = x + self.mlp(self.mlp_norm(x))
-        return out
+        return torch.add(x, self.mlp(self.mlp_norm(x)))
 
     def _heads(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
+        return projected.reshape(*projected.shape[:-1], -1, self.head_dim).transpose(-3, -2)
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -33,7 +34,9 @@ class ProgressDisplay:
 
     def advance(self, done: int, text: str = "") -> None:
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=done, **({"text": escape(text)} if text else {}))
+            self._progress.update(self._task, completed=done)
+            if text:
+                self._progress.update(self._task, text=escape(text))
         elif text:
             self.note(f"  {text}")
 
@@ -47,72 +50,69 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     """The report for a reader: one table per task, speed, literature, advice."""
     for task in report["protocol"]["tasks"]:
         cells = [cell for cell in report["cells"] if cell["task"] == task["name"]]
-        console.print(_task_table(task, cells))
-        if recall := _recall_table(cells):
-            console.print(recall)
+        _print_table(console, *_task_table(task, cells))
+        if any(curve["measure"] == "recall" for curve in cells[0]["curves"]):
+            _print_table(console, *_recall_table(task, cells))
     if report["speed"]:
-        console.print(_speed_table(report))
+        _print_table(console, *_speed_table(report))
     for text in _remarks(report):
-        console.print(escape(text), highlight=False, soft_wrap=False)
+        console.print(escape(text), highlight=False)
 
 
-def _task_table(task: dict[str, Any], cells: list[dict[str, Any]]) -> Table:
-    exact = task["measure"] == "exact match"
-    bands = [name for name in cells[0]["bands"] if name != "(0, 1]" and any(c["bands"][name] is not None for c in cells)]
-    better = "higher is better" if exact else "in nats, lower is better"
-    table = Table(
-        title=f"{task['name']}: {task['summary']}",
-        caption=f"{task['measure']} ({better}) by length in multiples of the trained {task['trained_size']}",
-        title_justify="left", caption_justify="left", title_style="bold", caption_style="dim",
-    )  # fmt: skip
+def _print_table(console: Console, title: str, table: Table, caption: str) -> None:
+    console.print(f"[bold]{escape(title)}[/bold]", highlight=False)
+    console.print(table)
+    console.print(f"[dim]{escape(caption)}[/dim]\n", highlight=False)
+
+
+def _columns(names: list[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("encoding", no_wrap=True)
-    table.add_column("in range", justify="right")
-    for band in bands:
-        table.add_column(band, justify="right", no_wrap=True)
-    if exact:
-        table.add_column("≥ 0.9 up to", justify="right")
-    table.add_column("steps", justify="right")
-    table.add_column("own parameters", justify="right")
-    for cell in cells:
-        if cell["fit"]:
-            values = [_number(cell["bands"][band]) for band in bands]
-        else:
-            values = ["did not fit" if index == 0 else "" for index, _ in enumerate(bands)]
-        row = [escape(cell["label"]), _number(cell["in_range"]), *values]
-        if exact:
-            row.append(_reach(cell) if cell["fit"] else "")
-        table.add_row(*row, f"{cell['steps']}", f"{cell['encoding_parameters']:,}", style=None if cell["fit"] else "dim")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
-def _recall_table(cells: list[dict[str, Any]]) -> Table | None:
+def _task_table(task: dict[str, Any], cells: list[dict[str, Any]]) -> tuple[str, Table, str]:
+    exact = task["measure"] == "exact match"
+    bands = [name for name in cells[0]["bands"] if name != "(0, 1]" and any(c["bands"][name] is not None for c in cells)]
+    table = _columns(["in range", *map(_up_to, bands), *(["≥ 0.9 to"] if exact else []), "params"])
+    for cell in cells:
+        values = [_number(cell["bands"][band]) if cell["fit"] else "no fit" for band in bands]
+        if exact:
+            values.append(_reach(cell) if cell["fit"] else "")
+        raised = " ×2" if cell["steps"] > task["steps"] else ""
+        name = escape(cell["label"] + raised)
+        style = None if cell["fit"] else "dim"
+        table.add_row(name, _number(cell["in_range"]), *values, f"{cell['encoding_parameters']:,}", style=style)
+    better = "higher is better" if exact else "nats, lower is better"
+    caption = f"{task['measure']} ({better}); bands in multiples of the trained {task['trained_size']}; {task['steps']} steps"
+    if not all(cell["fit"] for cell in cells):
+        caption += f"\nno fit: {'below 0.95' if exact else 'over 0.05 nats behind the best'} in range, so it takes no rank"
+    if any(cell["steps"] > task["steps"] for cell in cells):
+        caption += "\n×2: trained for twice the steps, since it did not fit before"
+    return f"{task['name']}: {task['summary']}", table, caption
+
+
+def _recall_table(task: dict[str, Any], cells: list[dict[str, Any]]) -> tuple[str, Table, str]:
     lags = [curve["size"] for curve in cells[0]["curves"] if curve["measure"] == "recall"]
-    if not lags:
-        return None
-    table = Table(title="recall of a planted value by lag in tokens (chance 0.06)", title_justify="left", title_style="bold")
-    table.add_column("encoding", no_wrap=True)
-    for lag in lags:
-        table.add_column(str(lag), justify="right")
+    table = _columns([str(lag) for lag in lags])
     for cell in cells:
         recalled = [curve["values"] for curve in cell["curves"] if curve["measure"] == "recall"]
         table.add_row(escape(cell["label"]), *(_number(None if None in v else sum(v) / len(v)) for v in recalled))
-    return table
+    caption = f"share recalled, by tokens since it was shown; chance 0.06; trained up to {task['trained_size']}"
+    return "recall of a planted value", table, caption
 
 
-def _speed_table(report: dict[str, Any]) -> Table:
-    threads = report["environment"]["threads"]
-    table = Table(
-        title="speed and memory, forward and backward, as ratios to NoPE",
-        caption=f"this model, 4 × 512 tokens, {threads} threads, median of 20; measured alone",
-        title_justify="left", caption_justify="left", title_style="bold", caption_style="dim",
-    )  # fmt: skip
+def _speed_table(report: dict[str, Any]) -> tuple[str, Table, str]:
+    table = _columns(["time", "peak memory", "attention"])
     labels = {cell["row"]: cell["label"] for cell in report["cells"]}
-    for name, justify in (("encoding", "left"), ("time", "right"), ("peak memory", "right"), ("attention", "left")):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for line in report["speed"]:
-        label = escape(labels[line["row"]])
-        table.add_row(label, f"{line['ratio']:.2f}", f"{line['memory_ratio']:.2f}", line["implementation"])
-    return table
+        ratios = f"{line['ratio']:.2f}", f"{line['memory_ratio']:.2f}"
+        table.add_row(escape(labels[line["row"]]), *ratios, line["implementation"])
+    threads = report["environment"]["threads"]
+    caption = f"forward and backward of this model on 4 × 512 tokens, {threads} threads, median of 20, measured alone"
+    return "speed and memory as ratios to NoPE", table, caption
 
 
 def _remarks(report: dict[str, Any]) -> list[str]:
@@ -123,7 +123,7 @@ def _remarks(report: dict[str, Any]) -> list[str]:
         else f"Means over {seeds} seeds. {_edges(report)}"
     ]
     if undefined := sorted({cell["label"] for cell in report["cells"] if cell["undefined"]}):
-        lines.append(f"undefined: {', '.join(undefined)} has no code past the trained length, and says so.")
+        lines.append(f"undef.: {', '.join(undefined)} has no code past the trained length, and says so.")
     for claim in report["literature"]:
         lines += ["", f"The literature on {claim['task']}: {claim['tiers']}", f"  {claim['source']}."]
         by_verdict: dict[str, list[str]] = {}
@@ -148,10 +148,14 @@ def _edges(report: dict[str, Any]) -> str:
     return f"Differences that survive Holm's correction: {'; '.join(edges) or 'none'}. Everything else is a tie."
 
 
+def _up_to(band: str) -> str:
+    return f"to {band.split(', ')[1].rstrip(']')} ×"
+
+
 def _number(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.2f}"
+    return "undef." if value is None else f"{value:.2f}"
 
 
 def _reach(cell: dict[str, Any]) -> str:
-    reach = cell["below_90"]
-    return f"{'<' if reach['reached'] else '≥'} {reach['ratio']:.2f} ×"
+    reach = cell["holds_90"]
+    return f"{reach['ratio']:.2f} ×" if reach["reached"] else f"≥ {reach['ratio']:.2f} ×"

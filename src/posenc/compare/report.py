@@ -14,7 +14,7 @@ import posenc
 from posenc.compare.literature import judge
 from posenc.compare.plan import Plan
 from posenc.compare.rows import find_row
-from posenc.compare.statistics import BANDS, PRIMARY, band_mean, first_below, holm, rank_test
+from posenc.compare.statistics import BANDS, PRIMARY, band_mean, holds_until, holm, rank_test
 from posenc.compare.tasks.base import Task
 from posenc.compare.tasks.registry import find_task
 from posenc.compare.trial import BATCH_SIZE, DIM, FIT_ACCURACY, HEADS, LAYERS, WEIGHT_DECAY
@@ -123,7 +123,7 @@ def _cell(row: str, task: Task, trials: Sequence[dict[str, Any]], rate: dict[str
         "bands": {_band_name(band): _mean([band_mean(curve, band) for curve in curves]) for band in BANDS},
         "primary": _mean(per_seed),
         "primary_per_seed": per_seed,
-        "below_90": _mean_first_below(curves) if exact else None,
+        "holds_90": _mean_reach(curves) if exact else None,
         "steps_to_fit": [trial["steps_to_fit"] for trial in trials],
         "validation_loss": _mean([trial["validation_loss"] for trial in trials]),
         "parameters": trials[0]["parameters"],
@@ -168,10 +168,9 @@ def _contrasts(plan: Plan, cells: Mapping[tuple[str, str], dict[str, Any]]) -> l
             first, second = (cells[row, task]["primary_per_seed"] for row in (a, b))
             fit = cells[a, task]["fit"] and cells[b, task]["fit"]
             if fit and None not in first and None not in second:
-                tested.append({"task": task, "a": a, "b": b, "p": rank_test(first, second)})
-        for contrast, corrected in zip(tested, holm([t["p"] for t in tested]), strict=True):
-            contrast |= {"p_holm": corrected, "edge": corrected < 0.05}
-        found += tested
+                tested.append((a, b, rank_test(first, second)))
+        for (a, b, p), corrected in zip(tested, holm([p for _, _, p in tested]), strict=True):
+            found.append({"task": task, "a": a, "b": b, "p": p, "p_holm": corrected, "edge": corrected < 0.05})
     return found
 
 
@@ -204,6 +203,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return None if not values or None in values else fmean(v for v in values if v is not None)
 
 
-def _mean_first_below(curves: Sequence[Sequence[tuple[float, float | None]]]) -> dict[str, Any]:
-    found = [first_below(curve, 0.9) for curve in curves]
+def _mean_reach(curves: Sequence[Sequence[tuple[float, float | None]]]) -> dict[str, Any]:
+    found = [holds_until(curve, 0.9) for curve in curves]
     return {"ratio": fmean(ratio for ratio, _ in found), "reached": all(reached for _, reached in found)}

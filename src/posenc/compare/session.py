@@ -197,7 +197,6 @@ class Session:
 
 
 def _forecast_trial(trial: Trial, timed: Sequence[dict[str, Any]]) -> float:
-    steps = sum(record["steps"] for record in timed)
-    per_step = sum(record["train_seconds"] for record in timed) / steps
-    testing = sum(record["total_seconds"] - record["train_seconds"] for record in timed) / len(timed)
+    per_step = sum(float(record["step_seconds"]) for record in timed) / len(timed)
+    testing = sum(float(record["total_seconds"] - record["train_seconds"]) for record in timed) / len(timed)
     return trial.steps * per_step + testing

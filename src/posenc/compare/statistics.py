@@ -23,15 +23,17 @@ def band_mean(points: Sequence[tuple[float, float | None]], band: tuple[float, f
     return None if not values or None in values else fmean(v for v in values if v is not None)
 
 
-def first_below(points: Sequence[tuple[float, float | None]], threshold: float) -> tuple[float, bool]:
-    """The least ratio at which the value is below the threshold, and whether it was reached.
+def holds_until(points: Sequence[tuple[float, float | None]], threshold: float) -> tuple[float, bool]:
+    """The last ratio up to which every value reaches the threshold, and whether one falls below it after.
 
-    Not reached gives the largest ratio tested and ``False``: at least that. Undefined counts as below.
+    Without a fall the largest ratio tested and ``False``: at least that. Undefined counts as below.
     """
+    last = 0.0
     for ratio, value in sorted(points, key=lambda point: point[0]):
         if value is None or value < threshold:
-            return ratio, True
-    return max(ratio for ratio, _ in points), False
+            return last, True
+        last = ratio
+    return last, False
 
 
 def rank_test(a: Sequence[float], b: Sequence[float]) -> float:

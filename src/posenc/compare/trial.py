@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from math import cos, pi
+from statistics import median
 from typing import Any
 
 import torch
@@ -56,12 +57,14 @@ def run_trial(trial: Trial, progress: Callable[[int], None] = lambda steps: None
     model, encoding_parameters = build_model(trial.row, task, trial.seed)
     batches = torch.Generator().manual_seed(trial.seed)
     draws = torch.Generator().manual_seed(trial.seed)
-    began = time.perf_counter()
-    fit_at = None
+    fit_at, step_seconds = None, []
+    began = last = time.perf_counter()
     for step in training(model, task, trial, batches, draws):
+        step_seconds.append(time.perf_counter() - last)
         progress(step)
         if task.score == "exact" and fit_at is None and step % CHECK_EVERY == 0:
             fit_at = step if _score(model, task.validation(), "exact match") >= FIT_ACCURACY else None
+        last = time.perf_counter()
     trained = time.perf_counter() - began
     measured = {"validation_loss": _score(model, task.validation(), "loss"), "probes": _probe(model, task)}
     return {
@@ -72,6 +75,7 @@ def run_trial(trial: Trial, progress: Callable[[int], None] = lambda steps: None
         "parameters": sum(p.numel() for p in model.parameters()),
         "encoding_parameters": encoding_parameters,
         "train_seconds": round(trained, 2),
+        "step_seconds": round(median(step_seconds), 5),
         "total_seconds": round(time.perf_counter() - began, 2),
     }
 

@@ -358,11 +358,7 @@ def materialize(
         >>> materialize(SlopeBias(slopes, -slopes), torch.tensor([5]), torch.tensor([2, 5]))
         tensor([[[-1.5000, -0.0000]]])
     """
-    keys = positions if k_positions is None else k_positions
-    for at in (positions, keys):
-        check_positions(at, name="materialize")
-        if bias.integers_only:
-            check_integer_positions(at, name=type(bias).__name__, why="it looks distances up in a table")
+    positions, keys = _places(bias, positions, k_positions, "materialize")
     grid = bias.evaluate(_Grid(positions, keys))
     axes = bias.axes
     batch = torch.broadcast_shapes(_batch(positions, axes), _batch(keys, axes), grid.shape[:-3])
@@ -381,11 +377,7 @@ def score_mod(bias: ScoreBias, positions: Tensor, k_positions: Tensor | None = N
     Args:
         positions: of the queries, ``[q]`` or ``[batch, q]``; k_positions: of the keys, the queries' own when ``None``.
     """
-    keys = positions if k_positions is None else k_positions
-    for at in (positions, keys):
-        check_positions(at, name="score_mod")
-        if bias.integers_only:
-            check_integer_positions(at, name=type(bias).__name__, why="it looks distances up in a table")
+    positions, keys = _places(bias, positions, k_positions, "score_mod")
 
     def modified(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return score + bias.evaluate(_Entry(positions, keys, b=b, h=h, q=q, k=k)).to(score.dtype)
@@ -402,6 +394,17 @@ def slice_heads(bias: ScoreBias, index: slice) -> ScoreBias:
         tensor([0.2500])
     """
     return bias.slice_heads(index)
+
+
+def _places(bias: ScoreBias, positions: Tensor, k_positions: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
+    """The positions of queries and keys, checked; integers as int64, so that no difference wraps around."""
+    keys = positions if k_positions is None else k_positions
+    for at in (positions, keys):
+        check_positions(at, name=name)
+        if bias.integers_only:
+            check_integer_positions(at, name=type(bias).__name__, why="it looks distances up in a table")
+    q, k = (at if at.is_floating_point() else at.to(torch.int64) for at in (positions, keys))
+    return q, k
 
 
 def _table_index(at: _Place, spans: Any, zero: tuple[int, ...]) -> Tensor:

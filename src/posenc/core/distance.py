@@ -15,13 +15,28 @@ Direction = Literal["causal", "bidirectional"]
 
 
 def pairwise_distance(positions: Tensor, k_positions: Tensor) -> Tensor:
-    """``positions - k_positions`` for every pair: ``[*batch, q, k]``; integers stay integers.
+    """``positions - k_positions`` for every pair: ``[*batch, q, k]``; integers become int64, which no difference leaves.
 
     Example:
         >>> pairwise_distance(torch.tensor([5]), torch.tensor([2, 5, 6]))
         tensor([[ 3,  0, -1]])
     """
-    return positions[..., :, None] - k_positions[..., None, :]
+    q, k = (p if p.is_floating_point() else p.to(torch.int64) for p in (positions, k_positions))
+    return q[..., :, None] - k[..., None, :]
+
+
+def check_buckets(buckets: int, max_distance: int, direction: str, *, name: str) -> None:
+    """Refuse a bucket rule that leaves a direction without buckets, or the logarithmic part without distances."""
+    if direction not in ("causal", "bidirectional"):
+        raise ValueError(f"{name}: direction = {direction!r}. Expected 'causal' or 'bidirectional'. Name one.")
+    sides = 1 if direction == "causal" else 2
+    exact = buckets // sides // 2
+    if buckets < 2 * sides or buckets % sides or max_distance <= exact:
+        raise ValueError(
+            f"{name}: buckets = {buckets}, max_distance = {max_distance}. Expected at least {2 * sides} buckets "
+            f"({'even, ' if sides == 2 else ''}{direction}), and max_distance above the {exact} exactly held distances. "
+            "T5 has 32 and 128."
+        )
 
 
 def bucket_starts(buckets: int, max_distance: int) -> tuple[int, ...]:
@@ -57,6 +72,10 @@ def t5_bucket(distance: Tensor, *, buckets: int = 32, max_distance: int = 128, d
     Returns:
         int64 of the same shape and device.
 
+    Raises:
+        TypeError: distances that are not integers.
+        ValueError: an unknown direction, too few buckets or too small a max_distance.
+
     References:
         Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
         arXiv:1910.10683.
@@ -65,6 +84,12 @@ def t5_bucket(distance: Tensor, *, buckets: int = 32, max_distance: int = 128, d
         >>> t5_bucket(torch.tensor([0, 1, 8, 128, -1, -8]), direction="bidirectional")
         tensor([ 0,  1,  8, 15, 17, 24])
     """
+    check_buckets(buckets, max_distance, direction, name="t5_bucket")
+    if distance.is_floating_point():
+        raise TypeError(
+            f"t5_bucket: distances are {distance.dtype}. Expected integers: buckets hold whole distances. "
+            "Make them from integer positions."
+        )
     if direction == "bidirectional":
         one_sided = buckets // 2
         future = (distance < 0).to(torch.int64) * one_sided

@@ -236,7 +236,5 @@ def _lag(q_length: int, k_length: int, device: torch.device | str) -> Tensor:
 
 def _for_tokens(tensor: Tensor, length: int, name: str, device: torch.device | str) -> Tensor:
     if tensor.shape[-1] != length:
-        raise ShapeError(
-            f"{name} has shape {tuple(tensor.shape)}. Expected [*batch, {length}]. Pass one integer per token."
-        )
+        raise ShapeError(f"{name} has shape {tuple(tensor.shape)}. Expected [*batch, {length}]. Pass one integer per token.")
     return tensor.to(device)

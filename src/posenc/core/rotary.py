@@ -47,9 +47,7 @@ def check_rotary_dim(rotary_dim: int, *, name: str) -> None:
         )
 
 
-def rotary_table(
-    positions: Tensor, frequencies: Frequencies, *, dtype: torch.dtype = torch.float32
-) -> RotaryTable:
+def rotary_table(positions: Tensor, frequencies: Frequencies, *, dtype: torch.dtype = torch.float32) -> RotaryTable:
     """Cosine and sine of ``positions · inv_freq``.
 
     The thing people get wrong: the precision of the angle. It is formed in ``inv_freq``'s dtype, by elementwise
@@ -81,9 +79,7 @@ def rotary_table(
     return _table(angle, frequencies.amplitude, dtype)
 
 
-def rotary_table_nd(
-    positions: Tensor, frequencies: Frequencies, *, dtype: torch.dtype = torch.float32
-) -> RotaryTable:
+def rotary_table_nd(positions: Tensor, frequencies: Frequencies, *, dtype: torch.dtype = torch.float32) -> RotaryTable:
     """Cosine and sine of ``Σ over axes of positions · inv_freq``: axial, multimodal and mixed rotary.
 
     A pair that reads one axis has frequency 0 on the others, so every assignment of axes to pairs is a matrix of
@@ -168,7 +164,9 @@ def apply_rotary(
         )
     first, pairs = _rotating(x, table, pairing, start)
     cos, sin = table if head_axis is None else (t.unsqueeze(head_axis) for t in table)
-    if not _spreads(cos.shape, (*x.shape[:-1], pairs)):
+    seq_axis = -3 if head_axis == -2 else -2
+    one_for_all = head_axis is not None and table.cos.shape[-2:-1] != x.shape[seq_axis:][:1]
+    if one_for_all or not _spreads(cos.shape, (*x.shape[:-1], pairs)):
         raise ShapeError(
             f"apply_rotary: table of shape {tuple(table.cos.shape)} for x of shape {tuple(x.shape)} with head_axis = "
             f"{head_axis}. Expected [*batch, seq, pairs] that spreads over x's heads. Make the table from the positions "

@@ -64,17 +64,15 @@ class QKEncoding(Encoding):
     sequence_axis: int = -2
 
     @abstractmethod
-    def prepare(
-        self, positions: Tensor, k_positions: Tensor | None = None, *, dtype: torch.dtype = torch.float32
-    ) -> Any:
+    def prepare(self, positions: Tensor, k_positions: Tensor | None = None, *, dtype: torch.dtype = torch.float32) -> Any:
         """What `transform` needs for tokens at these positions. ``k_positions=None``: the keys are the same tokens."""
 
     @abstractmethod
     def transform(self, q: Tensor, k: Tensor, prepared: Any) -> tuple[Tensor, Tensor]:
         """Queries and keys with their positions, from what `prepare` made."""
 
-    @final
-    def forward(  # type: ignore[misc]  # nn.Module declares forward as an attribute
+    @final  # type: ignore[misc]  # nn.Module declares forward as an attribute
+    def forward(
         self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys with their positions.
@@ -126,13 +124,9 @@ class RotaryEncoding(QKEncoding):
         """
 
     @final
-    def transform(
-        self, q: Tensor, k: Tensor, prepared: tuple[RotaryTable, RotaryTable]
-    ) -> tuple[Tensor, Tensor]:
+    def transform(self, q: Tensor, k: Tensor, prepared: tuple[RotaryTable, RotaryTable]) -> tuple[Tensor, Tensor]:
         """Queries and keys turned by the tables."""
-        return apply_rotary_pair(
-            q, k, *prepared, pairing=self.pairing, head_axis=self.head_axis, start=self.start
-        )
+        return apply_rotary_pair(q, k, *prepared, pairing=self.pairing, head_axis=self.head_axis, start=self.start)
 
 
 class ScoreEncoding(Encoding):

@@ -89,8 +89,10 @@ def packed(cu_seqlens: Tensor, total: int) -> Tokens:
     valid = torch.cat([edges[:1] == 0, edges[1:] >= edges[:-1], edges[-1:] <= total])
     check_values(
         valid,
-        lambda: f"packed: cu_seqlens = {cu_seqlens.tolist()} with total = {total}. Expected boundaries that start at 0, "
-        "never fall and end at or before total. Pass the cumulative document lengths.",
+        lambda: (
+            f"packed: cu_seqlens = {cu_seqlens.tolist()} with total = {total}. Expected boundaries that start at 0, "
+            "never fall and end at or before total. Pass the cumulative document lengths."
+        ),
     )
     index = torch.arange(total, dtype=torch.int64, device=cu_seqlens.device)
     segments = torch.searchsorted(edges, index, right=True) - 1
@@ -187,9 +189,7 @@ def seconds(
     return Tokens(start + index * hop / sample_rate)
 
 
-def shard(
-    tokens: Tokens, rank: int, ranks: int, *, layout: Literal["contiguous", "head_tail"] = "contiguous"
-) -> Tokens:
+def shard(tokens: Tokens, rank: int, ranks: int, *, layout: Literal["contiguous", "head_tail"] = "contiguous") -> Tokens:
     """The tokens that one rank of a context-parallel group holds, with their global positions and order.
 
     ``"head_tail"`` cuts the sequence into ``2 · ranks`` chunks and gives rank r chunks r and ``2 · ranks - 1 - r``,
@@ -300,7 +300,7 @@ def check_positions(positions: object, *, name: str) -> None:
             f"{name}: positions are {type(positions).__name__}. Expected a tensor. "
             "Pass contiguous(n, start).positions; an int is only taken where the length is known."
         )
-    if positions.dtype in (torch.float16, torch.bfloat16) or positions.dtype.itemsize == 1 and positions.is_floating_point():
+    if positions.dtype in (torch.float16, torch.bfloat16) or (positions.dtype.itemsize == 1 and positions.is_floating_point()):
         raise TypeError(
             f"{name}: positions are {positions.dtype}. Expected integers, float32 or float64, since half precision cannot "
             "tell neighbours apart above 256 (bfloat16) or 2048 (float16). Keep positions out of casts and autocast."
@@ -313,8 +313,10 @@ def check_positions(positions: object, *, name: str) -> None:
     if positions.is_floating_point():
         check_values(
             positions.isfinite(),
-            lambda: f"{name}: positions hold {positions[~positions.isfinite()][0].item()}. "
-            "Expected finite numbers. Look at where the positions were computed.",
+            lambda: (
+                f"{name}: positions hold {positions[~positions.isfinite()][0].item()}. "
+                "Expected finite numbers. Look at where the positions were computed."
+            ),
         )
 
 

@@ -68,14 +68,10 @@ class ALiBi(ScoreEncoding):
         summary="subtracts slope · distance from the scores",
         build=lambda shape: [ALiBi(shape.heads, form="causal" if shape.causal else "symmetric")],
         claims=frozenset({"shift-invariant", "monotone", "toeplitz", "parameter-free", "any-length", "real-positions"}),
-        references=(
-            Reference("Press et al. 2022", "Train Short, Test Long: Attention with Linear Biases", "2108.12409"),
-        ),
+        references=(Reference("Press et al. 2022", "Train Short, Test Long: Attention with Linear Biases", "2108.12409"),),
     )
 
-    def __init__(
-        self, heads: int, *, form: Literal["causal", "symmetric"] = "causal", biased_heads: int | None = None
-    ) -> None:
+    def __init__(self, heads: int, *, form: Literal["causal", "symmetric"] = "causal", biased_heads: int | None = None) -> None:
         super().__init__()
         biased = heads if biased_heads is None else biased_heads
         if heads < 1 or not 0 < biased <= heads:

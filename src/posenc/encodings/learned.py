@@ -88,7 +88,7 @@ class Learned(InputEncoding):
             )
         if past_end not in ("raise", "clamp", "interpolate"):
             raise ValueError(f"Learned: past_end = {past_end!r}. Expected 'raise', 'clamp' or 'interpolate'. Name one.")
-        if (length is not None) != (past_end == "interpolate") or length is not None and length < num_positions:
+        if (length is not None) != (past_end == "interpolate") or (length is not None and length < num_positions):
             raise ValueError(
                 f"Learned: length = {length} with past_end = {past_end!r}. Expected length ≥ num_positions = {num_positions} "
                 "with 'interpolate' and none otherwise. Pass the context length that the table is stretched to; it is "
@@ -119,7 +119,7 @@ class Learned(InputEncoding):
         why = "each reads a row of the table"
         check_integer_positions(positions, name="Learned", why=why)
         self._check_range(positions, self.num_positions if self.past_end == "raise" else None)
-        rows = positions.clamp(max=self.num_positions - 1) + self.offset
+        rows = positions.to(torch.int64).clamp(max=self.num_positions - 1) + self.offset
         return rows if self.padding_idx is None else rows.where(positions >= 0, self.padding_idx)
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
@@ -153,8 +153,10 @@ class Learned(InputEncoding):
         limit = f"from {least} to {end - 1}" if end is not None else f"of {least} or more"
         check_values(
             valid,
-            lambda: f"Learned: position {positions[~valid][0].item()}. Expected positions {limit}; a learned table has no "
-            f"rows elsewhere. {self._mend()}",
+            lambda: (
+                f"Learned: position {positions[~valid][0].item()}. Expected positions {limit}; a learned table has no "
+                f"rows elsewhere. {self._mend()}"
+            ),
         )
 
     def _mend(self) -> str:

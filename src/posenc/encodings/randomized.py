@@ -81,8 +81,10 @@ class Randomized(PositionTransform):
             )
         check_values(
             (positions >= 0) & (positions < n),
-            lambda: f"Randomized: positions from {positions.min().item()} to {positions.max().item()} for {n} tokens. "
-            "Expected 0 … n - 1: they pick entries of a draw. Build them with contiguous, padded or packed.",
+            lambda: (
+                f"Randomized: positions from {positions.min().item()} to {positions.max().item()} for {n} tokens. "
+                "Expected 0 … n - 1: they pick entries of a draw. Build them with contiguous, padded or packed."
+            ),
         )
         noise = torch.rand(*positions.shape[:-1], self.limit, device=positions.device, generator=generator, dtype=torch.float64)
         drawn = noise.topk(n, dim=-1).indices.sort(dim=-1).values

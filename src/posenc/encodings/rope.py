@@ -59,7 +59,7 @@ class RoPE(RotaryEncoding):
         torch.Size([1, 2, 1, 8])
 
     Differs from:
-        transformers: angles in float64 by default there float32; tables half width; arithmetic in float32.
+        transformers: angles in float64 by default, there in float32; tables half width; arithmetic in float32.
         flash-attention: no cache inside; positions are an argument.
 
     References:

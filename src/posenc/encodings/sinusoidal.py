@@ -115,9 +115,7 @@ class Sinusoidal(InputEncoding):
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         if x.shape[-1] != self.dim:
-            raise ShapeError(
-                f"Sinusoidal: x has width {x.shape[-1]}. Expected {self.dim}. Build it with the model's width."
-            )
+            raise ShapeError(f"Sinusoidal: x has width {x.shape[-1]}. Expected {self.dim}. Build it with the model's width.")
         at = resolve_positions(positions, x.shape[-2], name="Sinusoidal", device=x.device)
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         return (x + self.table(at, dtype=wide)).to(x.dtype)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from posenc.core.bias import ScoreBias, TableBias
-from posenc.core.distance import Direction, t5_bucket
+from posenc.core.distance import Direction, check_buckets, t5_bucket
 from posenc.core.sites import ScoreEncoding
 from posenc.core.spec import EncodingSpec, Reference
 
@@ -52,7 +52,9 @@ class T5Bias(ScoreEncoding):
         build=lambda shape: [T5Bias(shape.heads, direction="causal" if shape.causal else "bidirectional")],
         claims=frozenset({"shift-invariant", "toeplitz", "any-length"}),
         references=(
-            Reference("Raffel et al. 2020", "Exploring the Limits of Transfer Learning with a Unified Transformer", "1910.10683"),
+            Reference(
+                "Raffel et al. 2020", "Exploring the Limits of Transfer Learning with a Unified Transformer", "1910.10683"
+            ),
         ),
     )
 
@@ -67,15 +69,9 @@ class T5Bias(ScoreEncoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if direction not in ("causal", "bidirectional"):
-            raise ValueError(f"T5Bias: direction = {direction!r}. Expected 'causal' or 'bidirectional'. Name one.")
-        sides = 1 if direction == "causal" else 2
-        if heads < 1 or buckets < 2 * sides or buckets % sides or max_distance <= buckets // sides // 2:
-            raise ValueError(
-                f"T5Bias: heads = {heads}, buckets = {buckets}, max_distance = {max_distance}. Expected heads ≥ 1, at least "
-                f"{2 * sides} buckets ({'even, ' if sides == 2 else ''}{direction}), and max_distance above the "
-                f"{buckets // sides // 2} exactly held distances. T5 has 32 and 128."
-            )
+        if heads < 1:
+            raise ValueError(f"T5Bias: heads = {heads}. Expected 1 or more. Pass the model's head count.")
+        check_buckets(buckets, max_distance, direction, name="T5Bias")
         self.heads, self.buckets, self.max_distance, self.direction = heads, buckets, max_distance, direction
         self.relative_attention_bias = nn.Embedding(buckets, heads, device=device, dtype=dtype)
         distances = torch.arange(-max_distance, max_distance + 1, dtype=torch.int64, device="cpu")

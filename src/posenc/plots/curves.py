@@ -21,7 +21,9 @@ def check_picture_path(path: Path) -> None:
     """Refuse, before any work, a picture that could not be written later."""
     require("matplotlib", "plot")
     if path.suffix[1:] not in FORMATS:
-        raise ValueError(f"compare: --plot {path}. Expected a name ending in {', '.join('.' + f for f in FORMATS)}. Choose one.")
+        raise ValueError(
+            f"compare: --plot {path}. Expected a name ending in {', '.join('.' + f for f in FORMATS)}. Choose one."
+        )
     if not path.parent.is_dir():
         raise ValueError(f"compare: --plot {path}: there is no folder {str(path.parent)!r}. Expected one. Make it first.")
 
@@ -56,7 +58,9 @@ def curves_picture(report: dict[str, Any], kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def _panel(axes: Any, cells: list[dict[str, Any]], task: dict[str, Any], measure: str, styles: dict[str, tuple[str, str]]) -> None:
+def _panel(
+    axes: Any, cells: list[dict[str, Any]], task: dict[str, Any], measure: str, styles: dict[str, tuple[str, str]]
+) -> None:
     for cell in cells:
         points = [c for c in cell["curves"] if c["measure"] == measure and None not in c["values"]]
         sizes = [point["size"] for point in points]
@@ -77,8 +81,12 @@ def _panel(axes: Any, cells: list[dict[str, Any]], task: dict[str, Any], measure
         textcoords="offset points", fontsize=8, color="0.4",
     )  # fmt: skip
     axes.set_title(f"{task['name']}{': recall by lag' if measure == 'recall' else ''}", fontsize=11, loc="left")
-    axes.set_xlabel({"exact match": "length n in tokens", "suffix loss": "context in tokens", "recall": "lag in tokens"}[measure])
-    axes.set_ylabel({"exact match": "exact match", "suffix loss": "loss of the last tokens in nats", "recall": "recalled"}[measure])
+    axes.set_xlabel(
+        {"exact match": "length n in tokens", "suffix loss": "context in tokens", "recall": "lag in tokens"}[measure]
+    )
+    axes.set_ylabel(
+        {"exact match": "exact match", "suffix loss": "loss of the last tokens in nats", "recall": "recalled"}[measure]
+    )
     if measure != "exact match":
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -39,10 +39,12 @@ class Geometric:
     base: float = 10_000.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.base, bool) or not isinstance(self.base, (int, float)) or not (isfinite(self.base) and self.base > 0):
-            raise ValueError(
-                f"Geometric: base = {self.base!r}. Expected a finite number above 0. The papers use 10000."
-            )
+        if (
+            isinstance(self.base, bool)
+            or not isinstance(self.base, (int, float))
+            or not (isfinite(self.base) and self.base > 0)
+        ):
+            raise ValueError(f"Geometric: base = {self.base!r}. Expected a finite number above 0. The papers use 10000.")
 
     def frequencies(
         self, rotary_dim: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
