@@ -60,6 +60,20 @@ def test_every_subcommand_is_where_the_mapping_says(name):
     assert CliRunner().invoke(main, [name, "-h"]).exit_code == 0
 
 
+def test_a_missing_numpy_is_no_news_here_nor_in_workers():
+    code = """
+import multiprocessing, os, sys
+sys.modules["numpy"] = None  # as if it were not installed
+from posenc.cli.main import main
+main(["list"], standalone_mode=False)
+with multiprocessing.get_context("spawn").Pool(1) as pool:
+    print(pool.apply(eval, ("__import__('sys').warnoptions",)))
+"""
+    done = run_python(code)
+    assert done.stderr == ""
+    assert "ignore:Failed to initialize NumPy" in done.stdout.splitlines()[-1]
+
+
 def test_completion_imports_nothing_heavy():
     code = "import sys, click; from posenc.cli.main import main; print([i.value for i in main.shell_complete(click.Context(main), 'l')])"
     done = run_python(code + THEN_LOADED)

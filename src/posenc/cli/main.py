@@ -7,6 +7,8 @@ subcommand runs; its line in the help stands here.
 from __future__ import annotations
 
 import importlib
+import sys
+import warnings
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple, final
@@ -52,6 +54,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.subcommands:
             return None
+        _expect_no_numpy()
         module, _, attribute = self.subcommands[cmd_name].where.partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
@@ -83,6 +86,14 @@ class LazyGroup(click.Group):
             if message is None or ctx.params.get("traceback"):
                 raise
             raise Mistake(printable(message)) from error
+
+
+def _expect_no_numpy() -> None:
+    """Importing torch warns when numpy is missing; posenc needs none, so its users should not have to wonder."""
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    option = "ignore:Failed to initialize NumPy"
+    if option not in sys.warnoptions:  # these are what worker processes inherit
+        sys.warnoptions.append(option)
 
 
 def mistake(error: Exception) -> str | None:

@@ -1,0 +1,127 @@
+"""``posenc compare`` as a person runs it: end to end, killed, interrupted, misused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from posenc.cli.main import main
+
+SCHEMA = json.loads((files("posenc.compare") / "report.schema.json").read_text())
+OWN = """
+import torch
+from posenc import ScoreEncoding, SlopeBias, EncodingSpec
+
+class Recency(ScoreEncoding):
+    def __init__(self, heads):
+        super().__init__()
+        self.heads = heads
+    def forward(self):
+        slopes = torch.ones(self.heads)
+        return SlopeBias(slopes, -slopes)
+
+Recency.spec = EncodingSpec("recency", "one slope", lambda shape: [Recency(shape.heads)])
+"""
+COMMAND = [sys.executable, "-m", "posenc"]
+
+
+def compare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "compare", "--out", str(folder / "out"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+def test_own_encodings_from_end_to_end(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    small = ["--rows", "nope", "--seeds", "1", "--steps", "2", "--tasks", "copy-constant"]
+    done = compare(tmp_path, *small, "--encoding", "mine:Recency", "--json", "--plot", "p.png")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    jsonschema.validate(report, SCHEMA)
+    assert [cell["row"] for cell in report["cells"]] == ["nope", "mine:Recency"]
+    assert [line["ratio"] for line in report["speed"]][0] == 1.0
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
+    assert "running your code: mine:Recency" in done.stderr
+    assert done.stderr.index("forecast") < done.stderr.index("training …")
+
+
+PLAN = ["--rows", "nope", "--seeds", "2", "--steps", "30", "--tasks", "copy-constant", "--no-speed"]
+
+
+def start_and_stop(folder: Path, how: signal.Signals) -> tuple[int, bytes, list[dict]]:
+    """Start a run, stop it once two trials are kept; its exit code, stderr and kept records."""
+    out = folder / "out"
+    command = [*COMMAND, "compare", "--out", str(out), *PLAN]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    trials = out / "trials.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (trials.exists() and trials.read_bytes().count(b"\n") >= 2):
+        time.sleep(0.02)
+    if how == signal.SIGKILL:
+        os.killpg(running.pid, how)  # all at once, as a power cut would
+    else:
+        running.send_signal(how)
+    _, said = running.communicate(timeout=60)
+    return running.returncode, said, [json.loads(line) for line in trials.read_text().splitlines()]
+
+
+def test_a_run_that_is_killed_resumes(tmp_path):
+    _, _, before = start_and_stop(tmp_path, signal.SIGKILL)
+    assert 2 <= len(before) < 5
+    again = compare(tmp_path, *PLAN)
+    assert again.returncode == 0, again.stderr
+    assert "are in the results folder already" in again.stderr
+    after = [json.loads(line) for line in (tmp_path / "out" / "trials.jsonl").read_text().splitlines()]
+    assert after[: len(before)] == before, "nothing is lost"
+    assert len({record["key"] for record in after}) == len(after) == 5, "and nothing is done twice"
+
+
+def test_ctrl_c_leaves_a_valid_folder(tmp_path):
+    code, said, before = start_and_stop(tmp_path, signal.SIGINT)
+    assert code == 130, said
+    assert b"Traceback" not in said
+    assert 2 <= len(before) <= 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "huge"], "no preset 'huge'"),
+        (["--rows", "nope,typo"], "no encoding 'typo'"),
+        (["--tasks", "typo"], "no task 'typo'"),
+        (["--seeds", "0"], "--seeds 0"),
+        (["--steps", "many"], "not a valid integer"),
+        (["--stepz", "3"], "--steps"),
+        (["--encoding", "nowhere:X"], "cannot be imported"),
+        (["--plot", "x.gif"], "Expected a name ending in .png"),
+        (["--plot", "/nowhere/x.png"], "no folder"),
+        (["--out", "/dev/null/x"], "cannot be written"),
+    ],
+)
+def test_mistakes_are_one_message_and_exit_code_2(arguments, message):
+    done = CliRunner().invoke(main, ["compare", *arguments])
+    assert done.exit_code == 2, done.output
+    assert message in done.output
+    assert "Traceback" not in done.output
+
+
+def test_a_dry_run_lists_and_trains_nothing(tmp_path):
+    out = tmp_path / "out"
+    done = CliRunner().invoke(
+        main, ["compare", "--dry-run", "--rows", "nope,t5", "--seeds", "2", "--steps", "9", "--out", str(out)]
+    )
+    assert done.exit_code == 0
+    lines = done.output.strip().splitlines()
+    assert sum(line.startswith("tune") for line in lines) == 6
+    assert sum(line.startswith("report") for line in lines) == 4
+    assert not out.exists()

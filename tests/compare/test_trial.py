@@ -1,0 +1,107 @@
+"""A trial: the same start and data for every encoding, a record that is plain JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from posenc.compare.rows import DECLARED, find_row, known_rows
+from posenc.compare.tasks.registry import find_task
+from posenc.compare.trial import FIT_ACCURACY, Trial, build_model, model_shape, run_trial
+
+
+def test_every_row_starts_from_the_same_weights():
+    task = find_task("copy-constant")
+    models = {row: build_model(row, task, seed=3)[0] for row in DECLARED}
+    base = {k: v for k, v in models["nope"].state_dict().items()}
+    for row, model in models.items():
+        own = {k: v for k, v in model.state_dict().items() if not k.startswith("encodings.")}
+        assert own.keys() == base.keys(), row
+        assert all(torch.equal(own[k], base[k]) for k in base), row
+    other = build_model("nope", task, seed=4)[0].state_dict()
+    assert not torch.equal(other["embed.weight"], base["embed.weight"])
+
+
+def test_building_leaves_the_global_generator_alone():
+    before = torch.random.get_rng_state()
+    build_model("t5", find_task("copy-constant"), seed=3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_key_is_made_of_every_setting():
+    trial = Trial("nope", "copy-constant", 1, 1e-3, 10)
+    changes = {"row": "t5", "task": "copy-random", "seed": 2, "learning_rate": 3e-3, "steps": 11, "protocol": 99}
+    keys = {trial.key, *(replace(trial, **{name: value}).key for name, value in changes.items())}
+    assert len(keys) == 1 + len(changes)
+    assert trial.key == Trial("nope", "copy-constant", 1, 1e-3, 10).key
+
+
+@pytest.mark.parametrize("row", ["learned", "sinusoidal-randomized"])
+def test_a_record_is_plain_json_and_repeats_exactly(row):
+    torch.set_num_threads(1)
+    steps: list[int] = []
+    trial = Trial(row, "copy-constant", 1, 1e-3, 4)
+    record, again = run_trial(trial, steps.append), run_trial(trial)
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert steps == [1, 2, 3, 4]
+    assert record["probes"] == again["probes"]
+    assert record["validation_loss"] == again["validation_loss"]
+    past = [p for p in record["probes"] if p["ratio"] > 1]
+    if row == "learned":
+        assert all(p["value"] is None and "no rows elsewhere" in p["error"] for p in past)
+        assert record["encoding_parameters"] == 64 * find_task("copy-constant").trained_length
+    else:
+        assert all(p["value"] is not None for p in past)
+        assert record["encoding_parameters"] == 0
+
+
+def test_rows_build_for_any_model():
+    for key in known_rows():
+        row = find_row(key)
+        assert row.label
+        assert row.build(model_shape(find_task("recall-lm")))
+    quarter = find_row("rope-25").build(model_shape(find_task("recall-lm")))[0]
+    assert quarter.rotary_dim == 4
+
+
+def bare(shape):
+    return []
+
+
+def test_a_callable_is_a_row():
+    row = find_row(f"{__name__}:bare")
+    assert row.label == "bare"
+    assert list(row.build(model_shape(find_task("recall-lm")))) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("ropee", "no encoding 'ropee'.*nope"),
+        ("no_such_module:Name", "cannot be imported.*no_such_module"),
+        ("math:nothing", "cannot be imported"),
+        ("math:pi", "is a float.*ModelShape"),
+        ("randomized", "no encoding 'randomized'"),
+    ],
+)
+def test_bad_rows(key, message):
+    with pytest.raises(ValueError, match=message):
+        find_row(key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_copy_constant_past_the_trained_length(seed):
+    """NoPE > ALiBi > RoPE in (1, 1.25] of the trained length."""
+    torch.set_num_threads(1)
+    means = {}
+    for row in ("nope", "alibi", "rope"):
+        record = run_trial(Trial(row, "copy-constant", seed, 1e-3, 1500))
+        in_range = [p["value"] for p in record["probes"] if p["ratio"] <= 1]
+        assert sum(in_range) / len(in_range) >= FIT_ACCURACY, row
+        past = [p["value"] for p in record["probes"] if 1 < p["ratio"] <= 1.25]
+        means[row] = sum(past) / len(past)
+    assert means["nope"] > means["alibi"] > means["rope"], means
