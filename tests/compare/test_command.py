@@ -48,7 +48,7 @@ def test_own_encodings_from_end_to_end(tmp_path):
     report = json.loads(done.stdout)
     jsonschema.validate(report, SCHEMA)
     assert [cell["row"] for cell in report["cells"]] == ["nope", "mine:Recency"]
-    assert [line["ratio"] for line in report["speed"]][0] == 1.0
+    assert next(line["ratio"] for line in report["speed"]) == 1.0
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
     assert "running your code: mine:Recency" in done.stderr
@@ -58,25 +58,40 @@ def test_own_encodings_from_end_to_end(tmp_path):
 PLAN = ["--rows", "nope", "--seeds", "2", "--steps", "30", "--tasks", "copy-constant", "--no-speed"]
 
 
+def workers_of(folder: Path) -> list[str]:
+    """Processes that work in a folder, after a moment to end."""
+    for _ in range(100):
+        found = [p.parent.name for p in Path("/proc").glob("[0-9]*/cwd") if _cwd(p) == str(folder)]
+        if not found:
+            return []
+        time.sleep(0.1)
+    return found
+
+
+def _cwd(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # ended meanwhile, or somebody else's
+        return ""
+
+
 def start_and_stop(folder: Path, how: signal.Signals) -> tuple[int, bytes, list[dict]]:
     """Start a run, stop it once two trials are kept; its exit code, stderr and kept records."""
     out = folder / "out"
     command = [*COMMAND, "compare", "--out", str(out), *PLAN]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder)
     trials = out / "trials.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (trials.exists() and trials.read_bytes().count(b"\n") >= 2):
         time.sleep(0.02)
-    if how == signal.SIGKILL:
-        os.killpg(running.pid, how)  # all at once, as a power cut would
-    else:
-        running.send_signal(how)
+    running.send_signal(how)
     _, said = running.communicate(timeout=60)
     return running.returncode, said, [json.loads(line) for line in trials.read_text().splitlines()]
 
 
 def test_a_run_that_is_killed_resumes(tmp_path):
     _, _, before = start_and_stop(tmp_path, signal.SIGKILL)
+    assert workers_of(tmp_path) == [], "no worker outlives the run"
     assert 2 <= len(before) < 5
     again = compare(tmp_path, *PLAN)
     assert again.returncode == 0, again.stderr
@@ -86,8 +101,9 @@ def test_a_run_that_is_killed_resumes(tmp_path):
     assert len({record["key"] for record in after}) == len(after) == 5, "and nothing is done twice"
 
 
-def test_ctrl_c_leaves_a_valid_folder(tmp_path):
+def test_ctrl_c_leaves_a_valid_folder_and_no_process(tmp_path):
     code, said, before = start_and_stop(tmp_path, signal.SIGINT)
+    assert workers_of(tmp_path) == []
     assert code == 130, said
     assert b"Traceback" not in said
     assert 2 <= len(before) <= 5

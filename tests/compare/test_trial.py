@@ -16,7 +16,7 @@ from posenc.compare.trial import FIT_ACCURACY, Trial, build_model, model_shape, 
 def test_every_row_starts_from_the_same_weights():
     task = find_task("copy-constant")
     models = {row: build_model(row, task, seed=3)[0] for row in DECLARED}
-    base = {k: v for k, v in models["nope"].state_dict().items()}
+    base = dict(models["nope"].state_dict().items())
     for row, model in models.items():
         own = {k: v for k, v in model.state_dict().items() if not k.startswith("encodings.")}
         assert own.keys() == base.keys(), row

@@ -95,9 +95,7 @@ def test_biases_hand_out_their_tensors(bias):
 def test_dense_and_programmed_forms_agree_on_a_grid_of_axes():
     bias = TableBias(normal(HEADS, 3, 5), (1, 2))
     at = grid(2, 3).positions
-    assert torch.equal(
-        materialize(bias, at, dtype=F64).expand(BATCH, -1, -1, -1), entry_by_entry(bias, at, at, HEADS, 6, 6)
-    )
+    assert torch.equal(materialize(bias, at, dtype=F64).expand(BATCH, -1, -1, -1), entry_by_entry(bias, at, at, HEADS, 6, 6))
 
 
 def test_window_table_of_two_axes():

@@ -7,8 +7,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posenc import CAUSAL, FULL, ShapeError, causal, contiguous, decode, follow, grid, packed, padded, same_segment, shard
-from posenc import Tokens, visible, window
+from posenc import (
+    CAUSAL,
+    FULL,
+    ShapeError,
+    Tokens,
+    causal,
+    contiguous,
+    decode,
+    follow,
+    grid,
+    packed,
+    padded,
+    same_segment,
+    shard,
+    visible,
+    window,
+)
 from posenc.core.mask import UNFILLED, All, Either
 
 
@@ -127,9 +142,11 @@ def test_no_mask_reads_positions():
     assert torch.equal(allowed(causal(image), 9), torch.ones(9, 9, dtype=torch.bool).tril())
 
 
-@pytest.mark.parametrize("make", [lambda: window(0), lambda: window(1, -1), lambda: visible(torch.arange(2), torch.arange(2), 0)])
+@pytest.mark.parametrize(
+    "make", [lambda: window(0), lambda: window(1, -1), lambda: visible(torch.arange(2), torch.arange(2), 0)]
+)
 def test_an_empty_window_is_refused(make):
-    with pytest.raises(ValueError, match="sees (itself|only the token itself)"):
+    with pytest.raises(ValueError, match=r"sees (itself|only the token itself)"):
         make()
 
 

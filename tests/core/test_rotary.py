@@ -253,7 +253,7 @@ def test_out_takes_the_result_and_may_be_x():
     assert torch.equal(x, expected)
     with pytest.raises(ShapeError, match="empty_like"):
         apply_rotary(x, table, pairing="half", out=torch.empty(1))
-    with pytest.raises(ValueError, match="needs? a gradient"):
+    with pytest.raises(ValueError, match=r"needs? a gradient"):
         apply_rotary(x.requires_grad_(), table, pairing="half", out=torch.empty_like(x))
 
 
@@ -291,7 +291,9 @@ def test_rotations_compose_undo_and_keep_norms(m, n, pairing):
     x = torch.randn(1, 1, 8, dtype=F64)
     tolerance = {"rtol": 0.0, "atol": 8 * (abs(m) + abs(n) + 2) * 2**-53 * x.abs().max().item()}
     at_m = apply_rotary(x, table_at([m]), pairing=pairing)
-    torch.testing.assert_close(apply_rotary(at_m, table_at([n]), pairing=pairing), apply_rotary(x, table_at([m + n]), pairing=pairing), **tolerance)
+    torch.testing.assert_close(
+        apply_rotary(at_m, table_at([n]), pairing=pairing), apply_rotary(x, table_at([m + n]), pairing=pairing), **tolerance
+    )
     torch.testing.assert_close(apply_rotary(at_m, table_at([-m]), pairing=pairing), x, **tolerance)
     torch.testing.assert_close(at_m.norm(), x.norm(), rtol=1e-14, atol=0.0)
     assert torch.equal(apply_rotary(x, table_at([0]), pairing=pairing), x)

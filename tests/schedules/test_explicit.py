@@ -25,9 +25,11 @@ def test_lists_become_values():
     assert hash(Explicit([1, 2])) == hash(Explicit((1.0, 2.0)))
 
 
-@pytest.mark.parametrize("arguments", [((),), ((1.0, float("nan")),), ((float("inf"),),), ((1.0,), 0.0), ((1.0,), float("nan"))])
+@pytest.mark.parametrize(
+    "arguments", [((),), ((1.0, float("nan")),), ((float("inf"),),), ((1.0,), 0.0), ((1.0,), float("nan"))]
+)
 def test_impossible_ladders_are_refused(arguments):
-    with pytest.raises(ValueError, match="Explicit: .* finite, and an amplitude other than 0"):
+    with pytest.raises(ValueError, match=r"Explicit: .* finite, and an amplitude other than 0"):
         Explicit(*arguments)
 
 

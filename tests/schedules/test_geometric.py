@@ -46,7 +46,7 @@ def test_schedules_are_values():
 
 @pytest.mark.parametrize("base", [0, -1.0, float("nan"), float("inf"), True, "10000"])
 def test_impossible_bases_are_refused(base):
-    with pytest.raises(ValueError, match="Geometric: base = .* Expected a finite number above 0"):
+    with pytest.raises(ValueError, match=r"Geometric: base = .* Expected a finite number above 0"):
         Geometric(base)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing.queues import Queue
@@ -60,9 +62,18 @@ def _start_worker(queue: Queue[tuple[str, int]], path: list[str]) -> None:
 
     global _steps_done  # the one thing that a spawned worker can only be given here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.path[:] = path
     torch.set_num_threads(1)
     _steps_done = queue
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot end its workers, so each watches it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _work(trial: Trial) -> dict[str, Any]:

@@ -1,0 +1,8 @@
+"""Tests for encodings, yours too: `conform` with an oracle; `posenc.testing.strategies` for hypothesis."""
+
+from posenc.testing.checks import CHECKS as CHECKS
+from posenc.testing.claims import CLAIMS as CLAIMS
+from posenc.testing.conformance import SHAPE as SHAPE
+from posenc.testing.conformance import conform as conform
+from posenc.testing.oracles import ORACLES as ORACLES
+from posenc.testing.subject import Subject as Subject

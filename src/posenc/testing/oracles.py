@@ -131,7 +131,7 @@ def t5(encoding: Any, positions: Tensor, k_positions: Tensor) -> Tensor:
 
 
 def _bucket(relative: int, encoding: Any) -> int:
-    buckets, first = encoding.buckets, 0
+    buckets, first = int(encoding.buckets), 0
     if encoding.direction == "bidirectional":
         buckets //= 2
         first = buckets if relative > 0 else 0
