@@ -56,7 +56,8 @@ class Block(nn.Module):
         return torch.add(x, self.mlp(self.mlp_norm(x)))
 
     def _heads(self, projected: Tensor) -> Tensor:
-        return projected.reshape(*projected.shape[:-1], -1, self.head_dim).transpose(-3, -2)
+        heads = projected.shape[-1] // self.head_dim  # not -1, which an empty sequence leaves open
+        return projected.reshape(*projected.shape[:-1], heads, self.head_dim).transpose(-3, -2)
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -119,6 +120,11 @@ class Transformer(nn.Module):
         self.dim, self.kind, self.dropout, self.backend = dim, kind, dropout, backend
         self.kv_heads, self.head_dim = kv_heads, dim // heads if head_dim is None else head_dim
         self.windows = [window(layer) if callable(window) else window for layer in range(layers)]
+        if any(size is not None and size < 1 for size in self.windows):
+            raise ValueError(
+                f"Transformer: windows = {self.windows}. Expected 1 or more tokens, the token itself included, or None. Use "
+                "None for a layer without a window."
+            )
         per_layer = [list(encodings(layer) if callable(encodings) else encodings) for layer in range(layers)]
         self.embed = nn.Embedding(vocabulary, dim)
         self.blocks = nn.ModuleList(Block(dim, heads, kv_heads, self.head_dim, mlp_ratio) for _ in range(layers))
@@ -267,13 +273,14 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"Transformer.generate: temperature = {temperature}, new_tokens = {new_tokens}. Expected 0 or more each. Use temperature=0 for the likeliest id."
             )
+        if ids.ndim != 2 or ids.shape[1] == 0:
+            raise ShapeError(
+                f"Transformer.generate: ids of shape {tuple(ids.shape)}. Expected [batch, seq] with at least one id per row to "
+                "continue from. Add a batch axis, or start with a beginning-of-sequence id."
+            )
         if attention_mask is not None and not bool(attention_mask[:, -1].all()):
             raise ValueError(
                 "Transformer.generate: a row ends with padding. Expected padding on the left only. Move the padding to the front."
-            )
-        if ids.shape[1] == 0:
-            raise ShapeError(
-                "Transformer.generate: no ids. Expected at least one id per row to continue from. Start with a beginning-of-sequence id."
             )
         cache = self.new_cache() if cache is None else cache
         tokens = contiguous(ids.shape[1], device=ids.device) if attention_mask is None else padded(attention_mask)

@@ -81,7 +81,8 @@ def make_request(
 def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under autocast the three go to its dtype, as torch's own attention does; biases stay wide."""
     device = q.device.type
-    if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    if autocast and q.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():

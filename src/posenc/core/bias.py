@@ -17,85 +17,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from posenc.core.place import Entry, Grid, Place
 from posenc.core.tokens import check_integer_positions, check_positions
 from posenc.errors import ShapeError
-
-
-class _Place(ABC):
-    """The (batch, head, query, key) at which a bias is evaluated: a whole grid, or one entry of it."""
-
-    def __init__(self, q_positions: Tensor, k_positions: Tensor) -> None:
-        self._positions = q_positions, k_positions
-
-    @abstractmethod
-    def pick(self, tensor: Tensor, letters: str) -> Tensor:
-        """The entries of a tensor whose axes are named by letters of ``bhqk``; a missing batch is spread."""
-
-    @abstractmethod
-    def look_up(self, rows: Tensor, letters: str, index: Tensor) -> Tensor:
-        """The entry ``index`` of each of the rows (last axis) of a tensor with the axes ``letters`` before it."""
-
-    @property
-    def q(self) -> Tensor:
-        return self.pick(self._positions[0], "bq")
-
-    @property
-    def k(self) -> Tensor:
-        return self.pick(self._positions[1], "bk")
-
-    def axis_distances(self, axes: int) -> list[Tensor]:
-        """The signed integer distance along each axis."""
-        if axes == 1:
-            return [self.q - self.k]
-        q, k = self._positions
-        return [self.pick(q[..., a], "bq") - self.pick(k[..., a], "bk") for a in range(axes)]
-
-    def distance(self, like: Tensor) -> Tensor:
-        """The signed distance in ``like``'s dtype; integers are subtracted as integers."""
-        q, k = self.q, self.k
-        if q.is_floating_point() or k.is_floating_point():
-            q, k = q.to(like.dtype), k.to(like.dtype)
-        return (q - k).to(like.dtype)
-
-
-@final
-class _Grid(_Place):
-    """All entries: results broadcast to ``[*batch, heads, q, k]``."""
-
-    def pick(self, tensor: Tensor, letters: str) -> Tensor:
-        tensor = tensor.to(self._positions[0].device)
-        for axis, letter in ((-1, "k"), (-2, "q"), (-3, "h")):
-            if letter not in letters:
-                tensor = tensor.unsqueeze(axis)
-        return tensor
-
-    def look_up(self, rows: Tensor, letters: str, index: Tensor) -> Tensor:
-        rows = rows.to(index.device)
-        if letters == "h":
-            rows = rows.unsqueeze(-2)  # [heads, 1, span]
-        batch = torch.broadcast_shapes(rows.shape[:-3], index.shape[:-3])
-        heads, queries = max(rows.shape[-3], index.shape[-3]), index.shape[-2]
-        rows = rows.expand(*batch, heads, queries, rows.shape[-1])
-        return rows.gather(-1, index.expand(*batch, heads, queries, index.shape[-1]))
-
-
-@final
-class _Entry(_Place):
-    """One entry, with scalar index tensors, as flex_attention's score_mod sees it."""
-
-    def __init__(self, q_positions: Tensor, k_positions: Tensor, **index: Tensor) -> None:
-        super().__init__(q_positions, k_positions)
-        self._index = index
-
-    def pick(self, tensor: Tensor, letters: str) -> Tensor:
-        for letter in letters[max(0, len(letters) - tensor.ndim) :]:
-            tensor = tensor[0] if tensor.shape[0] == 1 else tensor[self._index[letter]]
-        return tensor
-
-    def look_up(self, rows: Tensor, letters: str, index: Tensor) -> Tensor:
-        for letter in letters[max(0, len(letters) + 1 - rows.ndim) :]:
-            rows = rows[0] if rows.shape[0] == 1 else rows[self._index[letter]]
-        return rows[index]
 
 
 class ScoreBias(ABC):
@@ -114,7 +38,7 @@ class ScoreBias(ABC):
         """How many heads it has; 1 is spread over all."""
 
     @abstractmethod
-    def evaluate(self, at: _Place) -> Tensor:
+    def evaluate(self, at: Place) -> Tensor:
         """The bias at a place."""
 
     @abstractmethod
@@ -148,7 +72,7 @@ class SlopeBias(ScoreBias):
     def heads(self) -> int:
         return self.past.shape[0]
 
-    def evaluate(self, at: _Place) -> Tensor:
+    def evaluate(self, at: Place) -> Tensor:
         distance = at.distance(self.past)
         slope = torch.where(distance >= 0, -at.pick(self.past, "h"), at.pick(self.future, "h"))
         return slope * distance
@@ -182,7 +106,7 @@ class FormulaBias(ScoreBias):
     def heads(self) -> int:
         return self.head_index.shape[0]
 
-    def evaluate(self, at: _Place) -> Tensor:
+    def evaluate(self, at: Place) -> Tensor:
         return self.formula(at.q, at.k, at.pick(self.head_index, "h"), *self.parameters)
 
     def slice_heads(self, index: slice) -> ScoreBias:
@@ -216,7 +140,7 @@ class TableBias(ScoreBias):
     def heads(self) -> int:
         return self.table.shape[0]
 
-    def evaluate(self, at: _Place) -> Tensor:
+    def evaluate(self, at: Place) -> Tensor:
         return at.look_up(self.table.flatten(1), "h", _table_index(at, self.table.shape[1:], self.zero))
 
     def slice_heads(self, index: slice) -> ScoreBias:
@@ -242,7 +166,7 @@ class KeyBias(ScoreBias):
     def heads(self) -> int:
         return self.values.shape[-2]
 
-    def evaluate(self, at: _Place) -> Tensor:
+    def evaluate(self, at: Place) -> Tensor:
         return at.pick(self.values, "bhk")
 
     def slice_heads(self, index: slice) -> ScoreBias:
@@ -272,7 +196,7 @@ class QueryTableBias(ScoreBias):
     def heads(self) -> int:
         return self.logits.shape[-3]
 
-    def evaluate(self, at: _Place) -> Tensor:
+    def evaluate(self, at: Place) -> Tensor:
         return at.look_up(self.logits, "bhq", _table_index(at, self.logits.shape[-1:], (self.zero,)))
 
     def slice_heads(self, index: slice) -> ScoreBias:
@@ -294,7 +218,7 @@ class DenseBias(ScoreBias):
     def heads(self) -> int:
         return self.bias.shape[-3]
 
-    def evaluate(self, at: _Place) -> Tensor:
+    def evaluate(self, at: Place) -> Tensor:
         return at.pick(self.bias, "bhqk")
 
     def slice_heads(self, index: slice) -> ScoreBias:
@@ -335,7 +259,7 @@ class SumBias(ScoreBias):
     def reads_distance_only(self) -> bool:  # type: ignore[override]
         return all(term.reads_distance_only for term in self.terms)
 
-    def evaluate(self, at: _Place) -> Tensor:
+    def evaluate(self, at: Place) -> Tensor:
         return reduce(add, [term.evaluate(at) for term in self.terms])
 
     def slice_heads(self, index: slice) -> ScoreBias:
@@ -359,7 +283,7 @@ def materialize(
         tensor([[[-1.5000, -0.0000]]])
     """
     positions, keys = _places(bias, positions, k_positions, "materialize")
-    grid = bias.evaluate(_Grid(positions, keys))
+    grid = bias.evaluate(Grid(positions, keys))
     axes = bias.axes
     batch = torch.broadcast_shapes(_batch(positions, axes), _batch(keys, axes), grid.shape[:-3])
     shape = bias.heads, *(t.shape[len(_batch(t, axes))] for t in (positions, keys))
@@ -380,7 +304,7 @@ def score_mod(bias: ScoreBias, positions: Tensor, k_positions: Tensor | None = N
     positions, keys = _places(bias, positions, k_positions, "score_mod")
 
     def modified(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return score + bias.evaluate(_Entry(positions, keys, b=b, h=h, q=q, k=k)).to(score.dtype)
+        return score + bias.evaluate(Entry(positions, keys, b=b, h=h, q=q, k=k)).to(score.dtype)
 
     return modified
 
@@ -407,7 +331,7 @@ def _places(bias: ScoreBias, positions: Tensor, k_positions: Tensor | None, name
     return q, k
 
 
-def _table_index(at: _Place, spans: Any, zero: tuple[int, ...]) -> Tensor:
+def _table_index(at: Place, spans: Any, zero: tuple[int, ...]) -> Tensor:
     if len(zero) != len(spans):
         raise ShapeError(
             f"TableBias: {len(zero)} zeros for a table of {len(spans)} spans. Expected one per axis. Give zero as a tuple."

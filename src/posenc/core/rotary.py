@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import _register_namedtuple
 
 from posenc.core.tokens import check_positions
 from posenc.errors import BackendRefused, ShapeError
@@ -36,6 +37,10 @@ class RotaryTable(NamedTuple):
 
     cos: Tensor
     sin: Tensor
+
+
+for _value in (Frequencies, RotaryTable):
+    _register_namedtuple(_value, serialized_type_name=f"posenc.{_value.__name__}")  # or torch.export.save refuses them
 
 
 def check_rotary_dim(rotary_dim: int, *, name: str) -> None:

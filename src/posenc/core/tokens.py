@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import _register_namedtuple
 
 from posenc.core.checks import check_values
 from posenc.errors import ShapeError
@@ -47,6 +48,9 @@ class Tokens(NamedTuple):
     def length(self) -> int:
         """The number of tokens in a row."""
         return self.positions.shape[-1 if self.axes is None else -2]
+
+
+_register_namedtuple(Tokens, serialized_type_name="posenc.Tokens")  # or torch.export.save refuses it
 
 
 def contiguous(n: int, start: int = 0, *, device: torch.device | str | None = None) -> Tokens:

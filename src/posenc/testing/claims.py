@@ -43,7 +43,7 @@ def norm_preserving(subject: Subject) -> None:
     for encoding, content, outputs in [_turned(subject, torch.tensor([0, 1, 77, 10_000, 10_000_000]))]:
         for given, turned in zip(content, outputs, strict=True):
             norm = given.norm(dim=-1)
-            allowed = norm * 4 * given.shape[-1] * torch.finfo(F64).eps
+            allowed = norm * 4 * given.shape[-1] * torch.finfo(subject.angle_dtype).eps
             assert_within(turned.norm(dim=-1), norm, allowed, f"{type(encoding).__name__} changes norms")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -75,9 +75,9 @@ def _ask(what: str, check: Check, subject: Subject) -> None:
 
 
 def _factory(encoding: type[Encoding] | EncodingSpec | Factory) -> Factory:
-    if not isinstance(encoding, type | EncodingSpec):
-        return encoding
-    spec = encoding if isinstance(encoding, EncodingSpec) else encoding.spec
+    spec = encoding if isinstance(encoding, EncodingSpec) else getattr(encoding, "spec", None)
+    if not isinstance(spec, EncodingSpec):
+        return cast(Factory, encoding)
 
     def build(shape: ModelShape) -> Encoding:
         own: Encoding = next(made for made in spec.build(shape) if type(made).spec is spec)

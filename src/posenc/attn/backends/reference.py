@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from posenc.attn.backends.base import Backend, dense_terms
+from posenc.attn.backends.base import Backend, dense_terms, without_autocast
 from posenc.attn.request import Request
 
 
@@ -22,7 +22,7 @@ class Reference(Backend):
 
     def run(self, request: Request) -> Tensor:
         dtype = torch.float64 if request.q.dtype == torch.float64 else torch.float32
-        with torch.autocast(request.q.device.type, enabled=False):
+        with without_autocast(request.q.device):
             q, k, v = (t.to(dtype) for t in (request.q, request.k, request.v))
             if request.grouped:
                 groups = q.shape[1] // k.shape[1]

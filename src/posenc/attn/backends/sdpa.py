@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from posenc.attn.backends.base import Backend, dense_terms
+from posenc.attn.backends.base import Backend, dense_terms, without_autocast
 from posenc.attn.request import Request
 from posenc.core.mask import CAUSAL
 
@@ -38,7 +38,7 @@ class SDPA(Backend):
         return out if terms.sees is None else torch.where(terms.sees, out, 0.0)
 
     def _call(self, request: Request, mask: Tensor | None, *, is_causal: bool = False) -> Tensor:
-        with torch.autocast(request.q.device.type, enabled=False):  # it would round the bias to half precision
+        with without_autocast(request.q.device):
             return scaled_dot_product_attention(
                 request.q,
                 request.k,
