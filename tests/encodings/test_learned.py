@@ -129,7 +129,10 @@ def test_the_padding_row_gets_no_gradient(past_end):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
 def test_narrow_integers_do_not_wrap(dtype):
-    assert read(ramp(300, offset=200), torch.tensor([0, 100, 127], dtype=dtype)) == [200, 300, 327]
+    at = torch.tensor([0, 100, 127], dtype=dtype)
+    assert read(ramp(300, offset=200), at) == [200, 300, 327]
+    assert read(ramp(300, past_end="clamp", offset=200), at) == [200, 300, 327]
+    assert read(ramp(300, past_end="interpolate", length=300), at) == [0, 100, 127]
 
 
 def test_checkpoints_of_an_embedding_load():

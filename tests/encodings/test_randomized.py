@@ -50,6 +50,13 @@ def test_rows_draw_apart_and_a_shared_row_once():
     assert Randomized(1000)(torch.arange(20), seeded()).shape == (20,)
 
 
+def test_narrow_integers_do_not_wrap():
+    at = torch.arange(200)
+    drawn = Randomized(1000)(at.expand(2, 200), seeded())
+    assert torch.equal(Randomized(1000)(at.to(torch.uint8).expand(2, 200), seeded()), drawn)
+    assert Randomized(1000)(torch.zeros(300, dtype=torch.uint8)).shape == (300,)
+
+
 def test_every_position_is_drawn_equally_often():
     draws = torch.cat([Randomized(10)(torch.arange(5).expand(4000, 5), seeded(seed)) for seed in range(2)])
     share = draws.flatten().bincount(minlength=10) / len(draws)

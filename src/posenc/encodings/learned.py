@@ -118,8 +118,9 @@ class Learned(InputEncoding):
         """The row that each position reads (integers), checked: ``[*batch, seq]``."""
         why = "each reads a row of the table"
         check_integer_positions(positions, name="Learned", why=why)
+        positions = positions.to(torch.int64)  # a uint8 compares as one, whatever it is compared with
         self._check_range(positions, self.num_positions if self.past_end == "raise" else None)
-        rows = positions.to(torch.int64).clamp(max=self.num_positions - 1) + self.offset
+        rows = positions.clamp(max=self.num_positions - 1) + self.offset
         return rows if self.padding_idx is None else rows.where(positions >= 0, self.padding_idx)
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
@@ -132,6 +133,7 @@ class Learned(InputEncoding):
 
     def _between_rows(self, positions: Tensor) -> Tensor:
         assert self.length is not None
+        positions = positions if positions.is_floating_point() else positions.to(torch.int64)
         self._check_range(positions, self.length)
         stretch = (self.num_positions - 1) / max(self.length - 1, 1)
         place = positions.clamp(min=0).to(torch.float64) * stretch

@@ -73,6 +73,7 @@ class Randomized(PositionTransform):
         if not self.training:
             return positions
         check_integer_positions(positions, name="Randomized", why="each picks an entry of the draw")
+        positions = positions.to(torch.int64)
         n = positions.shape[-1]
         if n > self.limit:
             raise ValueError(
@@ -88,4 +89,4 @@ class Randomized(PositionTransform):
         )
         noise = torch.rand(*positions.shape[:-1], self.limit, device=positions.device, generator=generator, dtype=torch.float64)
         drawn = noise.topk(n, dim=-1).indices.sort(dim=-1).values
-        return drawn.gather(-1, positions.to(torch.int64))
+        return drawn.gather(-1, positions)
