@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.attn.cache import Cache, GrowingCache, StaticCache
 from posenc.attn.positional import positional_attention
-from posenc.attn.prepared import Prepared, check_site, prepare
+from posenc.attn.prepared import Prepared, check_axes, check_site, prepare
 from posenc.core.mask import FULL, Mask, Window, causal, same_segment
 from posenc.core.sites import Encoding, InputEncoding, PositionTransform
 from posenc.core.tokens import Positions, Tokens, contiguous, decode, padded, resolve_positions
@@ -212,6 +212,7 @@ class Transformer(nn.Module):
         if not isinstance(tokens, Tokens):
             name, axes = "Transformer", self._axes
             return Tokens(resolve_positions(tokens, ids.shape[1], name=name, device=ids.device, axes=axes), axes=axes)
+        check_axes((self._encoding(index) for index in range(len(self.encodings))), tokens.axes, "Transformer")
         if tokens.length != ids.shape[1]:
             raise ShapeError(
                 f"Transformer: {ids.shape[1]} ids with {tokens.length} tokens. Expected as many. Build the tokens from these ids."

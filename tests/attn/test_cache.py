@@ -38,7 +38,9 @@ TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-6}
 class Forgetting(ContentScoreEncoding):
     """A forgetting gate: after the softmax, minus the sum of log gates up to the key. The state is those sums."""
 
-    spec: ClassVar[EncodingSpec] = EncodingSpec("forgetting", "a gate per token", lambda shape: [Forgetting(shape.heads, shape.dim)])
+    spec: ClassVar[EncodingSpec] = EncodingSpec(
+        "forgetting", "a gate per token", lambda shape: [Forgetting(shape.heads, shape.dim)]
+    )
 
     def __init__(self, heads: int, dim: int) -> None:
         super().__init__()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -102,9 +101,7 @@ def test_no_positions_mean_contiguous_and_level_at_the_end(backend: str, name: s
     q, k, v = qkv()
     bias = one_axis_biases()[name]
     implied = attention(q, k, v, bias=bias, backend=backend)
-    spelled = attention(
-        q, k, v, bias=bias, positions=torch.tensor([2, 3, 4]), k_positions=torch.arange(5), backend=backend
-    )
+    spelled = attention(q, k, v, bias=bias, positions=torch.tensor([2, 3, 4]), k_positions=torch.arange(5), backend=backend)
     level_at_start = attention(q, k, v, bias=bias, positions=0, k_positions=0, backend=backend)
     assert torch.equal(implied, spelled)
     assert not torch.allclose(implied, level_at_start, atol=1e-3)
@@ -198,7 +195,11 @@ def test_biases_of_several_axes_take_grids(backend: str) -> None:
     q, k, v = qkv(4, 4)
     bias, at = two_axes(), torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
     dense = torch.stack(
-        [torch.stack([bias.table[:, at[i, 0] - at[j, 0] + 1, at[i, 1] - at[j, 1] + 1] for j in range(4)], -1) for i in range(4)], -2
+        [
+            torch.stack([bias.table[:, at[i, 0] - at[j, 0] + 1, at[i, 1] - at[j, 1] + 1] for j in range(4)], -1)
+            for i in range(4)
+        ],
+        -2,
     )
     from_grid = attention(q, k, v, bias=bias, positions=at, backend=backend)
     torch.testing.assert_close(from_grid, attention(q, k, v, bias=DenseBias(dense), positions=at, backend=backend))
@@ -347,9 +348,8 @@ class Refusing(Backend):
 
 
 @pytest.fixture
-def with_refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def with_refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(select, "BACKENDS", (Refusing(), *select.BACKENDS))
-    yield
 
 
 @pytest.mark.usefixtures("with_refusing")

@@ -36,6 +36,8 @@ ENCODINGS: dict[str, Callable[[], list[Encoding]]] = {
     "t5": lambda: [T5Bias(4)],
     "randomized": lambda: [Randomized(64)],
 }
+
+
 def every() -> list[Encoding]:
     """Each at once: captures are slow and do not disturb each other."""
     return [encoding for build in ENCODINGS.values() for encoding in build()]
@@ -113,9 +115,7 @@ def test_decoding_with_fixed_slots_never_recompiles() -> None:
     cache, prompt = model.new_cache(2, 16), ids(12)
     compiled(prompt[:, :5], 0, cache=cache)
     assert graphs() == 1
-    steps = [
-        compiled(prompt[:, at : at + 1], decode(torch.tensor([at, at])), cache=cache) for at in range(5, 12)
-    ]
+    steps = [compiled(prompt[:, at : at + 1], decode(torch.tensor([at, at])), cache=cache) for at in range(5, 12)]
     assert graphs() == 2  # one for the prompt, one for every token
     whole = model(prompt, 0)[:, 5:]
     torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=0, atol=1e-5)

@@ -68,7 +68,9 @@ def test_biases_keep_their_width(autocast: bool, backend: str, name: str) -> Non
     q, k = torch.zeros(1, 1, 6, DIM), torch.zeros(1, 1, 4, DIM)
     v = torch.tensor([0.0, 1.0, 2.0, 4.0]).reshape(1, 1, 4, 1)
     bias, at = far_biases()[name], {"positions": torch.arange(1000, 1006), "k_positions": torch.arange(4)}
-    exact = attention_oracle(q, k, v, sees=lambda b, i, j: True, bias=materialize(bias, *at.values(), dtype=torch.float64)[None])
+    exact = attention_oracle(
+        q, k, v, sees=lambda b, i, j: True, bias=materialize(bias, *at.values(), dtype=torch.float64)[None]
+    )
     if not autocast:
         q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -155,6 +157,4 @@ def test_autocast_leaves_float64_alone(backend: str) -> None:
     chosen = [RoPE(DIM), ALiBi(HEADS)]
     plain = positional_attention(q, k, v, encodings=chosen, positions=0, mask=CAUSAL, backend=backend)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(
-            positional_attention(q, k, v, encodings=chosen, positions=0, mask=CAUSAL, backend=backend), plain
-        )
+        assert torch.equal(positional_attention(q, k, v, encodings=chosen, positions=0, mask=CAUSAL, backend=backend), plain)

@@ -105,21 +105,22 @@ def biases(q: int, k: int) -> dict[str, Bias]:
     slope = Bias(
         (2, HEADS),
         lambda w: SlopeBias(w[0], w[1]),
-        lambda w, qp, kp: lambda b, h, i, j: (-w[0, h] if distance(qp, kp, b, i, j) >= 0 else w[1, h]) * distance(qp, kp, b, i, j),
+        lambda w, qp, kp: (
+            lambda b, h, i, j: (-w[0, h] if distance(qp, kp, b, i, j) >= 0 else w[1, h]) * distance(qp, kp, b, i, j)
+        ),
     )
     table = Bias(
         (HEADS, 6),
         lambda w: TableBias(w, (2,)),
         lambda w, qp, kp: lambda b, h, i, j: w[h, clamped(distance(qp, kp, b, i, j), -2, 3) + 2],
     )
-    key = Bias((BATCH, 1, k), KeyBias, lambda w, qp, kp: lambda b, h, i, j: w[b, 0, j])
     return {
         "slope": slope,
         "formula": Bias(
             (HEADS,),
             lambda w: FormulaBias(repulsion, (w,), torch.arange(HEADS)),
-            lambda w, qp, kp: lambda b, h, i, j: (
-                w[h] * abs(distance(qp, kp, b, i, j)) / (by_row(qp, b)[i] + by_row(kp, b)[j] + 1)
+            lambda w, qp, kp: (
+                lambda b, h, i, j: w[h] * abs(distance(qp, kp, b, i, j)) / (by_row(qp, b)[i] + by_row(kp, b)[j] + 1)
             ),
         ),
         "table": table,
@@ -140,10 +141,12 @@ def biases(q: int, k: int) -> dict[str, Bias]:
         "sum": Bias(
             (BATCH, HEADS, k),
             lambda w: TableBias(w[0, :, :6], (2,)) + KeyBias(w) + SlopeBias(w[1, :, 0], w[1, :, 1]),
-            lambda w, qp, kp: lambda b, h, i, j: (
-                table.entry(w[0, :, :6], qp, kp)(b, h, i, j)
-                + w[b, h, j]
-                + slope.entry(torch.stack([w[1, :, 0], w[1, :, 1]]), qp, kp)(b, h, i, j)
+            lambda w, qp, kp: (
+                lambda b, h, i, j: (
+                    table.entry(w[0, :, :6], qp, kp)(b, h, i, j)
+                    + w[b, h, j]
+                    + slope.entry(torch.stack([w[1, :, 0], w[1, :, 1]]), qp, kp)(b, h, i, j)
+                )
             ),
         ),
     }
@@ -161,9 +164,7 @@ Call = Callable[[dict[str, Tensor]], Tensor]
 def run(call: Call, inputs: dict[str, Tensor], upstream: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     """The result and the gradient of every input. Biases stay wide, as a float32 table in a bfloat16 model does."""
     wide = torch.promote_types(dtype, torch.float32)
-    leaves = {
-        name: t.detach().to(dtype if name in "qkv" else wide, copy=True).requires_grad_() for name, t in inputs.items()
-    }
+    leaves = {name: t.detach().to(dtype if name in "qkv" else wide, copy=True).requires_grad_() for name, t in inputs.items()}
     out = call(leaves)
     out.backward(upstream.to(out.dtype))
     return {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
@@ -196,12 +197,17 @@ def check(
         return results
 
     truth = with_parameter(
-        run(lambda x: attention_oracle(x["q"], x["k"], x["v"], sees=sees, bias=x.get("dense")), written, upstream, torch.float64)
+        run(
+            lambda x: attention_oracle(x["q"], x["k"], x["v"], sees=sees, bias=x.get("dense")), written, upstream, torch.float64
+        )
     )
     for dtype in dtypes:
         plain = with_parameter(
             run(
-                lambda x: plain_attention(x["q"], x["k"], x["v"], allowed=allowed, bias=x.get("dense")), written, upstream, dtype
+                lambda x: plain_attention(x["q"], x["k"], x["v"], allowed=allowed, bias=x.get("dense")),
+                written,
+                upstream,
+                dtype,
             )
         )
         for backend in BACKENDS:

@@ -57,6 +57,15 @@ def test_narrow_integers_do_not_wrap():
     assert Randomized(1000)(torch.zeros(300, dtype=torch.uint8)).shape == (300,)
 
 
+def test_training_draws_are_captured():
+    torch.compiler.reset()
+    transform = torch.compile(Randomized(100), fullgraph=True, backend="aot_eager")
+    for n in (8, 16, 24):
+        drawn = transform(torch.arange(n))
+        assert bool((drawn.diff() > 0).all())
+        assert drawn.max() < 100
+
+
 def test_every_position_is_drawn_equally_often():
     draws = torch.cat([Randomized(10)(torch.arange(5).expand(4000, 5), seeded(seed)) for seed in range(2)])
     share = draws.flatten().bincount(minlength=10) / len(draws)

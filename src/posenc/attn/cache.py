@@ -89,7 +89,7 @@ class StaticCache(Cache):
         >>> cache = StaticCache(1, 2, 8, 4)
         >>> query, keys = cache.place(contiguous(3))
         >>> causal(query, keys).allowed(3, 8, device="cpu").sum(-1)
-        tensor([1, 2, 3])
+        tensor([[1, 2, 3]])
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posenc.attn.attention import attention
 from posenc.attn.cache import Cache
-from posenc.attn.prepared import Prepared, check_site, prepare
+from posenc.attn.prepared import Prepared, check_axes, check_site, prepare
 from posenc.core.bias import ScoreBias
 from posenc.core.mask import FULL, Mask
 from posenc.core.sites import ContentScoreEncoding, Encoding, QKEncoding, ScoreEncoding
@@ -108,7 +108,9 @@ def _tokens(
             f"positional_attention: {q_length} queries and {k_length} keys without k_positions. Expected equal lengths, since "
             "k_positions=None says that they are the same tokens. Pass k_positions."
         )
-    if not isinstance(positions, Tokens):
+    if isinstance(positions, Tokens):
+        check_axes(encodings, positions.axes, "positional_attention")
+    else:
         axes = next((encoding.axes for encoding in encodings if encoding.axes is not None), None)
         positions = Tokens(
             resolve_positions(positions, q_length, name="positional_attention", device=q.device, axes=axes), axes=axes

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posenc.core.bias import DenseBias, ScoreBias, materialize
 from posenc.core.sites import ContentScoreEncoding, Encoding, InputEncoding, PositionTransform, QKEncoding, ScoreEncoding
+from posenc.errors import ShapeError
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,3 +85,14 @@ def check_site(encoding: Encoding, name: str) -> None:
         f"{name}: {type(encoding).__name__} is no encoding. Expected instances of posenc encodings. Subclass QKEncoding or "
         "ScoreEncoding."
     )
+
+
+def check_axes(encodings: Iterable[Encoding], axes: int | None, name: str) -> None:
+    """Refuse tokens whose positions have another number of axes than an encoding reads: ``[seq, axes]`` would pass for
+    ``[batch, seq]``."""
+    for encoding in encodings:
+        if encoding.reads_positions and encoding.axes != axes:
+            raise ShapeError(
+                f"{name}: positions of {axes or 1} axes for {type(encoding).__name__}. Expected {encoding.axes or 1}. "
+                "Build the tokens with one number per token (contiguous, padded, …) or use an encoding of that many axes."
+            )

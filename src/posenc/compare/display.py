@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -56,7 +57,9 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     if report["speed"]:
         _print_table(console, *_speed_table(report))
     for text in _remarks(report):
-        console.print(escape(text), highlight=False)
+        indent = " " * (len(text) - len(text.lstrip()))
+        lines = wrap(text, console.width, subsequent_indent=indent + "  ") or [""]
+        console.print(escape("\n".join(lines)), highlight=False)
 
 
 def _print_table(console: Console, title: str, table: Table, caption: str) -> None:

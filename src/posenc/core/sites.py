@@ -25,6 +25,8 @@ class Encoding(nn.Module, ABC):
     acts_on: ClassVar[str]
     axes: int | None = None
     """How many axes a position has; ``None`` for plain numbers."""
+    reads_positions: bool = True
+    """Whether positions matter to it; if not, they may have any number of axes."""
 
 
 class PositionTransform(Encoding):

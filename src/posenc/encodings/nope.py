@@ -43,6 +43,8 @@ class NoPE(QKEncoding):
         ),
     )
 
+    reads_positions = False
+
     def prepare(self, positions: Tensor, k_positions: Tensor | None = None, *, dtype: torch.dtype = torch.float32) -> None:
         return None
 

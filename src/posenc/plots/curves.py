@@ -1,20 +1,30 @@
-"""Measured curves of a comparison: value by length, a band over seeds."""
+"""Measured curves of a comparison: one small panel per encoding, with the others behind it in grey."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from posenc.errors import require
 
 FORMATS = ("png", "svg", "pdf")
+_WIDEST = 4
+_COLOUR, _SHORT, _OTHERS = "#0072B2", "#D55E00", "0.85"
+_AXES = {
+    "exact match": ("length n in tokens", "exact match"),
+    "suffix loss": ("context in tokens", "loss in nats"),
+    "recall": ("lag in tokens", "recalled"),
+}
 
-# Okabe and Ito's palette, made to be told apart with any colour vision; markers double the distinction.
-_STYLES = (
-    ("#000000", "o"), ("#E69F00", "s"), ("#56B4E9", "D"), ("#999999", "X"),
-    ("#009E73", "^"), ("#0072B2", "v"), ("#D55E00", "P"), ("#CC79A7", "*"),
-)  # fmt: skip
+
+class _Line(NamedTuple):
+    sizes: list[int]
+    means: list[float]
+    low: list[float]
+    high: list[float]
 
 
 def check_picture_path(path: Path) -> None:
@@ -29,7 +39,7 @@ def check_picture_path(path: Path) -> None:
 
 
 def curves_picture(report: dict[str, Any], kind: str) -> bytes:
-    """One panel per task (and one for recall by lag), one line per encoding.
+    """A block of panels per task (and one for recall by lag), a panel per encoding, a band over seeds.
 
     Args:
         report: a ``posenc.compare/1`` report.
@@ -38,59 +48,69 @@ def curves_picture(report: dict[str, Any], kind: str) -> bytes:
     require("matplotlib", "plot")
     from matplotlib.figure import Figure
 
-    panels = [(task, task["measure"]) for task in report["protocol"]["tasks"]]
-    panels += [(task, "recall") for task in report["protocol"]["tasks"] if task["measure"] == "suffix loss"]
-    figure = Figure(figsize=(5.6 * len(panels) + 1.8, 4.4), dpi=150, layout="constrained")
-    styles = dict(zip(report["protocol"]["rows"], _STYLES * 4, strict=False))
-    for axes, (task, measure) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _panel(axes, [cell for cell in report["cells"] if cell["task"] == task["name"]], task, measure, styles)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
-    seeds = len(report["protocol"]["seeds"])
-    spread = "one seed" if seeds == 1 else f"mean and range of {seeds} seeds"
-    figure.supxlabel(
-        f"{spread}; hollow: did not fit in range.  posenc {report['environment']['posenc']}, "
-        f"torch {report['environment']['torch']}",
-        fontsize=8, color="0.4",
-    )  # fmt: skip
+    blocks = [(task, task["measure"]) for task in report["protocol"]["tasks"]]
+    blocks += [(task, "recall") for task in report["protocol"]["tasks"] if task["measure"] == "suffix loss"]
+    columns = min(_WIDEST, len(report["protocol"]["rows"]))
+    rows = ceil(len(report["protocol"]["rows"]) / columns)
+    height = 1.75 * rows + 0.75
+    figure = Figure(figsize=(2.35 * columns + 0.6, height * len(blocks) + 0.25), dpi=150, layout="constrained")
+    heights = [*[height] * len(blocks), 0.25]
+    *parts, foot = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    foot.text(0.5, 0.5, _small_print(report), fontsize=6.5, color="0.45", ha="center", va="center")
+    for part, (task, measure) in zip(parts, blocks, strict=True):
+        cells = [cell for cell in report["cells"] if cell["task"] == task["name"]]
+        part.suptitle(_title(task, measure), fontsize=11, x=0.01, ha="left")
+        part.supxlabel(_AXES[measure][0], fontsize=9)
+        part.supylabel(_AXES[measure][1], fontsize=9)
+        panels = part.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+        lines = [_line(cell, measure) for cell in cells]
+        for index, axes in enumerate(panels.flat):
+            if index < len(cells):
+                _panel(axes, cells[index], lines, index, task, measure)
+            else:
+                axes.set_visible(False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind)
     return buffer.getvalue()
 
 
-def _panel(
-    axes: Any, cells: list[dict[str, Any]], task: dict[str, Any], measure: str, styles: dict[str, tuple[str, str]]
-) -> None:
-    for cell in cells:
-        points = [c for c in cell["curves"] if c["measure"] == measure and None not in c["values"]]
-        sizes = [point["size"] for point in points]
-        means = [sum(point["values"]) / len(point["values"]) for point in points]
-        colour, marker = styles[cell["row"]]
-        every = max(1, len(points) // 8)
-        label = cell["label"] if cell["fit"] else f"{cell['label']} (did not fit)"
-        axes.plot(
-            sizes, means, color=colour, marker=marker, markevery=every, markersize=6, linewidth=1.8, alpha=0.95,
-            linestyle="-" if cell["fit"] else ":", markerfacecolor=colour if cell["fit"] else "white", label=label,
+def _title(task: dict[str, Any], measure: str) -> str:
+    return f"{task['name']}: recall by lag" if measure == "recall" else f"{task['name']}: {task['summary']}"
+
+
+def _line(cell: dict[str, Any], measure: str) -> _Line:
+    points = [c for c in cell["curves"] if c["measure"] == measure and None not in c["values"]]
+    values = [point["values"] for point in points]
+    return _Line(
+        [p["size"] for p in points], [sum(v) / len(v) for v in values], [min(v) for v in values], [max(v) for v in values]
+    )
+
+
+def _panel(axes: Any, cell: dict[str, Any], lines: Sequence[_Line], index: int, task: dict[str, Any], measure: str) -> None:
+    for other in lines:
+        axes.plot(other.sizes, other.means, color=_OTHERS, linewidth=1, zorder=1)
+    own, colour = lines[index], _COLOUR if cell["fit"] else _SHORT
+    axes.axvline(task["trained_size"], color="0.4", linewidth=0.9, linestyle=":", zorder=2)
+    axes.plot(own.sizes, own.means, color=colour, linewidth=2, linestyle="-" if cell["fit"] else "--", zorder=4)
+    if cell["seeds"][1:]:
+        axes.fill_between(own.sizes, own.low, own.high, color=colour, alpha=0.2, linewidth=0, zorder=3)
+    axes.set_title(cell["label"] if cell["fit"] else f"{cell['label']} (no fit)", fontsize=9, color=colour)
+    if cell["undefined"] and own.sizes:
+        axes.annotate(
+            "undefined", (own.sizes[-1], 0.5), xycoords=("data", "axes fraction"), xytext=(6, 0), textcoords="offset points",
+            fontsize=8, color="0.4", va="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
         )  # fmt: skip
-        if cell["seeds"][1:]:
-            low, high = ([f(point["values"]) for point in points] for f in (min, max))
-            axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.axvline(task["trained_size"], color="0.5", linewidth=1, linestyle="--")
-    axes.annotate(
-        "trained to here", (task["trained_size"], 1.0), xycoords=("data", "axes fraction"), xytext=(4, -10),
-        textcoords="offset points", fontsize=8, color="0.4",
-    )  # fmt: skip
-    axes.set_title(f"{task['name']}{': recall by lag' if measure == 'recall' else ''}", fontsize=11, loc="left")
-    axes.set_xlabel(
-        {"exact match": "length n in tokens", "suffix loss": "context in tokens", "recall": "lag in tokens"}[measure]
-    )
-    axes.set_ylabel(
-        {"exact match": "exact match", "suffix loss": "loss of the last tokens in nats", "recall": "recalled"}[measure]
-    )
     if measure != "exact match":
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if measure != "suffix loss":
-        axes.set_ylim(-0.04, 1.06)
+        axes.set_ylim(-0.06, 1.06)
+    axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.2)
+
+
+def _small_print(report: dict[str, Any]) -> str:
+    seeds = len(report["protocol"]["seeds"])
+    spread = "one seed" if seeds == 1 else f"mean and range of {seeds} seeds"
+    environment = report["environment"]
+    return f"{spread}; dotted: trained to here; grey: the other rows.  posenc {environment['posenc']}, torch {environment['torch']}"

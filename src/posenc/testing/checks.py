@@ -21,45 +21,50 @@ FAR = (5, 4_095, 131_071, 1_000_003, 10_000_000)
 
 def values(subject: Subject) -> None:
     """The oracle's numbers, also when the keys are other tokens than the queries."""
-    encoding = subject.fresh()
-    at, keys = torch.arange(7) + 3, torch.tensor([9, 0, 2, 2, 40, 1, 5, 6, 7])
-    _against_oracle(subject, encoding, at, None)
+    encoding, at = subject.fresh(), torch.arange(7) + 3
+    against_oracle(subject, encoding, at)
     if not isinstance(encoding, PositionTransform):
-        _against_oracle(subject, encoding, at, keys)
+        against_oracle(subject, encoding, at, torch.tensor([9, 0, 2, 2, 40, 1, 5, 6, 7]))
 
 
 def far_positions(subject: Subject) -> None:
     """The oracle's numbers at 10⁷, as exactly as the angles' precision allows; up to max_length if that is the end."""
-    far = torch.tensor(FAR)
-    if "any-length" not in subject.claims:
-        far = far.clamp(max=subject.shape.max_length - 1)
-    _against_oracle(subject, subject.fresh(), far, None)
-
-
-def _against_oracle(subject: Subject, encoding: Encoding, at: Tensor, keys: Tensor | None) -> None:
-    lengths = len(at), None if keys is None else len(keys)
-    content = content_for(encoding, subject.shape, *lengths)
-    expected = truth(subject, encoding, content, at, keys)
-    for actual, right in zip(run(encoding, content, at, keys), expected, strict=True):
-        most = at if keys is None else torch.cat([at, keys])
-        allowed = allowance(right, encoding, content, most, dtype=torch.float32, angle_dtype=subject.angle_dtype)
-        assert_within(actual, right, allowed, "differs from the oracle")
+    against_oracle(subject, subject.fresh(), _far(subject))
 
 
 def dtypes(subject: Subject) -> None:
-    """Results have their content's shape and dtype, and are right to that dtype's rounding."""
-    at = torch.arange(7)
-    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+    """Results have their content's shape and dtype, and are right to that dtype's rounding, far away too."""
+    half = () if isinstance(subject.fresh(), ScoreEncoding | PositionTransform) else (torch.bfloat16, torch.float16)
+    for dtype in (torch.float64, torch.float32, *half):
         encoding = subject.fresh().double() if dtype == torch.float64 else subject.fresh()
-        content = content_for(encoding, subject.shape, 7, dtype=dtype)
-        for given, actual in zip(content, run(encoding, content, at), strict=False):
-            assert actual.dtype == given.dtype, f"{given.dtype} in, {actual.dtype} out"
-            assert actual.shape == given.shape, f"shape {tuple(given.shape)} in, {tuple(actual.shape)} out"
-        if isinstance(encoding, ScoreEncoding | PositionTransform):
-            continue
-        for actual, right in zip(run(encoding, content, at), truth(subject, encoding, content, at), strict=True):
-            allowed = allowance(right, encoding, content, at, dtype=dtype, angle_dtype=subject.angle_dtype)
-            assert_within(actual, right, allowed, f"differs from the oracle in {dtype}")
+        against_oracle(subject, encoding, _far(subject), dtype=dtype)
+
+
+def _far(subject: Subject) -> Tensor:
+    last = max(FAR) if "any-length" in subject.claims else subject.shape.max_length - 1
+    return torch.tensor(FAR).clamp(max=last)
+
+
+def against_oracle(
+    subject: Subject,
+    encoding: Encoding,
+    at: Tensor,
+    keys: Tensor | None = None,
+    *,
+    shape: ModelShape | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Raise AssertionError unless the encoding's results are the oracle's, of the content's shape and dtype."""
+    lengths = len(at), None if keys is None else len(keys)
+    content = content_for(encoding, shape or subject.shape, *lengths, dtype=dtype)
+    expected = truth(subject, encoding, content, at, keys)
+    results = run(encoding, content, at, keys, dtype=dtype)
+    for given, result in zip(content, results, strict=False):
+        assert result.dtype == given.dtype, f"{given.dtype} in, {result.dtype} out"
+    places = at if keys is None else torch.cat([at, keys])
+    for result, right in zip(results, expected, strict=True):
+        allowed = allowance(right, encoding, content, places, dtype=dtype, angle_dtype=subject.angle_dtype)
+        assert_within(result, right, allowed, f"differs from the oracle ({dtype}, positions up to {places.max()})")
 
 
 def strides(subject: Subject) -> None:
@@ -114,7 +119,7 @@ def graph_capture(subject: Subject) -> None:
 
 
 def two_instances(subject: Subject) -> None:
-    """Two encodings with different settings, used in turn, equal each used alone."""
+    """Encodings with different settings, used in turn, each compute their own numbers."""
     wider = replace(
         subject.shape,
         dim=2 * subject.shape.dim,
@@ -123,24 +128,18 @@ def two_instances(subject: Subject) -> None:
         max_length=2 * subject.shape.max_length,
     )
     makers = [(subject.make, subject.shape), (subject.make, wider), (subject.other or subject.make, subject.shape)]
-
-    def used_alone(index: int, length: int) -> Outputs:
-        return _use(subject.fresh(*makers[index]), makers[index][1], torch.arange(length))
-
-    encodings = [subject.fresh(*maker) for maker in makers]
-    for length in (6, 4):
-        for index, encoding in enumerate(encodings):
-            actual = _use(encoding, makers[index][1], torch.arange(length))
-            assert_same(actual, used_alone(index, length), "two instances used in turn disturb each other")
+    encodings = [(subject.fresh(make, shape), shape) for make, shape in makers]
+    for length in (6, 4, 6):
+        for encoding, shape in encodings:
+            against_oracle(subject, encoding, torch.arange(length), shape=shape)
 
 
 def history(subject: Subject) -> None:
     """A result does not depend on the calls before it: long then short, another start, another dtype."""
-    used = subject.fresh()
-    for length, start, dtype in ((40, 0, torch.float32), (6, 0, torch.float32), (6, 9, torch.float64), (6, 9, torch.float32)):
-        at = torch.arange(length) + start
-        actual = _use(used, subject.shape, at, dtype)
-        assert_same(actual, _use(subject.fresh(), subject.shape, at, dtype), f"a used instance differs ({length} from {start})")
+    encoding = subject.fresh()
+    calls = ((40, 0, torch.float32), (6, 0, torch.float32), (6, 9, torch.bfloat16), (6, 9, torch.float32))
+    for length, start, dtype in calls:
+        against_oracle(subject, encoding, torch.arange(length) + start, dtype=dtype)
 
 
 def casts(subject: Subject) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc.core.rotary import Frequencies, inverse
 from posenc.core.sites import PositionTransform, QKEncoding, RotaryEncoding, ScoreEncoding
-from posenc.testing.checks import Check, _against_oracle
+from posenc.testing.checks import Check, against_oracle
 from posenc.testing.subject import Outputs, Subject, assert_same, assert_within, content_for, run
 
 F64 = torch.float64
@@ -130,7 +130,7 @@ def real_positions(subject: Subject) -> None:
     for dtype in (torch.float32, F64):
         assert_same(run(encoding, content, at.to(dtype)), run(encoding, content, at), f"whole positions in {dtype} differ")
     keys = None if isinstance(encoding, PositionTransform) else torch.tensor([0.5, 3.25, -7.5])
-    _against_oracle(subject, encoding, at + 0.375, keys)
+    against_oracle(subject, encoding, at + 0.375, keys)
 
 
 CLAIMS: dict[str, Check] = {

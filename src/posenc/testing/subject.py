@@ -125,7 +125,6 @@ def allowance(
         reach += 1.0
     elif isinstance(encoding, QKEncoding):
         reach *= 2.0
-    # A table is at best float32, whatever it is added to.
     rounding = torch.finfo(dtype).eps / 2
     phase = 0.0 if angle_dtype is None else 2 * torch.finfo(angle_dtype).eps * float(positions.abs().max())
     return 4 * rounding * (expected.abs() + reach) + phase * reach
