@@ -406,6 +406,17 @@ def test_rows_of_different_length_decode_together(kind: str) -> None:
     assert_same(out[1:], model(ids[1:], 0))
 
 
+@pytest.mark.parametrize("name", RELATIVE)
+@torch.no_grad()
+def test_decoding_goes_on_after_tokens_in_another_order(name: str) -> None:
+    model, ids = named(name), some_ids(11)
+    order = torch.tensor([0, 1, 6, 7, 2, 3, 4, 5])
+    cache = model.new_cache()
+    model(ids[:, order], Tokens(order, order=order), cache=cache)
+    pieces = [model(ids[:, 8:9], 8, cache=cache), model(ids[:, 9:11], 9, cache=cache)]
+    assert_same(torch.cat(pieces, 1), model(ids, 0)[:, 8:])
+
+
 def test_new_caches_fit_the_model() -> None:
     model = named("rope", layers=3)
     growing, static = model.new_cache(), model.new_cache(2, 16)
@@ -456,6 +467,8 @@ class Forgetting(ContentScoreEncoding):
     """A forgetting gate: after the softmax, minus the sum of log gates up to the key. The state is those sums."""
 
     spec: ClassVar[EncodingSpec] = EncodingSpec("forgetting", "a gate per token", lambda shape: [Forgetting()])
+
+    reads_positions = False
 
     def __init__(self) -> None:
         super().__init__()
