@@ -8,6 +8,9 @@ import torch
 import posenc
 
 
+torch.set_num_threads(1)  # small tensors: more threads only wait for each other on a busy machine
+
+
 @pytest.fixture(autouse=True)
 def _doctest_names(doctest_namespace: dict[str, Any]) -> None:
     doctest_namespace.update({name: getattr(posenc, name) for name in posenc.__all__ if name != "__version__"}, torch=torch)

@@ -274,6 +274,11 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"Transformer.generate: temperature = {temperature}, new_tokens = {new_tokens}. Expected 0 or more each. Use temperature=0 for the likeliest id."
             )
+        if self.training:
+            raise ValueError(
+                "Transformer.generate: the model is in training mode. Expected evaluation, where dropout and position transforms "
+                "rest. Call model.eval() first."
+            )
         if ids.ndim != 2 or ids.shape[1] == 0:
             raise ShapeError(
                 f"Transformer.generate: ids of shape {tuple(ids.shape)}. Expected [batch, seq] with at least one id per row to "

@@ -226,8 +226,9 @@ def check(
 
 
 @pytest.mark.parametrize("bias", [None, *biases(5, 7)])
-@pytest.mark.parametrize("mask", list(masks(5, 7)))
+@pytest.mark.parametrize("mask", [name for name in masks(5, 7) if name not in ("window", "window after", "causal | window")])
 def test_every_mask_and_bias_follows_the_definition(mask: str, bias: str | None) -> None:
+    """Windows alone and ``|`` are in the test of lengths; here they would say nothing new."""
     check(5, 7, 2, mask, bias, (torch.float32, torch.bfloat16))
 
 

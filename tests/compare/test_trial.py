@@ -44,7 +44,6 @@ def test_a_key_is_made_of_every_setting():
 
 @pytest.mark.parametrize("row", ["learned", "sinusoidal-randomized"])
 def test_a_record_is_plain_json_and_repeats_exactly(row):
-    torch.set_num_threads(1)
     steps: list[int] = []
     trial = Trial(row, "copy-constant", 1, 1e-3, 4)
     record, again = run_trial(trial, steps.append), run_trial(trial)
@@ -101,7 +100,6 @@ def test_copy_constant_past_the_trained_length():
 
     The committed result is docs/results/copy-constant-three-seeds.json, with its command inside.
     """
-    torch.set_num_threads(1)
     means = {}
     for row in ("nope", "alibi", "rope"):
         rate = committed()["rates"]["copy-constant"][row]["rate"]

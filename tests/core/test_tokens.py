@@ -149,7 +149,7 @@ def test_follow_spells_facts_out_when_one_side_has_them():
     assert joined.positions.tolist() == [[0, 0, 1, 2], [0, 1, 2, 3]]
     assert joined.segments.tolist() == [[-1, 0, 0, 0], [0, 0, 0, 0]]
     ordered = follow(shard(contiguous(4), 1, 2), contiguous(1, start=4))
-    assert ordered.order.tolist() == [2, 3, 2]  # what stands as it comes goes on from the number of tokens before
+    assert ordered.order.tolist() == [2, 3, 4]  # after the latest before, or the new token could not see it
     with pytest.raises(ShapeError, match="2 axes after positions of 1"):
         follow(contiguous(4), grid(2, 2))
 

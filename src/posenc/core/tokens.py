@@ -242,11 +242,16 @@ def follow(tokens: Tokens, more: Tokens) -> Tokens:
     order = segments = None
     if tokens.order is not None or more.order is not None:
         before = standing_order(tokens) if tokens.order is None else tokens.order
-        after = tokens.length + standing_order(more) if more.order is None else more.order
+        after = _latest(before) + 1 + standing_order(more) if more.order is None else more.order
         order = _join(before, after)
     if tokens.segments is not None or more.segments is not None:
         segments = _join(segments_of(tokens), segments_of(more))
     return Tokens(positions, order, segments, tokens.axes)
+
+
+def _latest(order: Tensor) -> Tensor:
+    """The last order in each row, -1 where there is none: ``[*batch, 1]``."""
+    return torch.nn.functional.pad(order, (1, 0), value=-1).amax(-1, keepdim=True)
 
 
 def standing_order(tokens: Tokens) -> Tensor:
