@@ -169,7 +169,7 @@ def test_inputs_and_position_transforms_belong_to_layer_0() -> None:
         encoding = build()
         with pytest.raises(ValueError, match=f"{type(encoding).__name__} in layer 1 acts on the .*layer 0 only"):
             transformer(lambda layer, encoding=encoding: [encoding] if layer == 1 else [NoPE()])
-    with pytest.raises(TypeError, match="Transformer: Linear is no encoding"):
+    with pytest.raises(TypeError, match="Transformer: Linear.*is no encoding"):
         transformer([nn.Linear(2, 2)])
 
 
@@ -643,7 +643,7 @@ def test_generation_keeps_no_graph_and_may_make_nothing() -> None:
         ({"ids": torch.zeros(2, 0, dtype=torch.int64)}, ShapeError, "at least one id per row"),
         ({"ids": torch.zeros(3, dtype=torch.int64)}, ShapeError, "Add a batch axis"),
         ({"ids": torch.zeros(2, 3)}, ShapeError, "ids are torch.float32"),
-        ({"attention_mask": torch.ones(2, 4, dtype=torch.int64)}, ShapeError, "3 ids with 4 tokens"),
+        ({"attention_mask": torch.ones(2, 4, dtype=torch.int64)}, ShapeError, "for a sequence of 3"),
         ({"attention_mask": torch.ones(2, 3)}, TypeError, "attention_mask is torch.float32"),
     ],
 )
@@ -681,7 +681,7 @@ def test_shapes_that_cannot_be_are_refused(given: dict[str, Any], message: str) 
 
 def test_tokens_must_fit_the_ids() -> None:
     model, ids = named("rope"), some_ids(6)
-    with pytest.raises(ShapeError, match="6 ids with 5 tokens"):
+    with pytest.raises(ShapeError, match="for a sequence of 6"):
         model(ids, contiguous(5))
     with pytest.raises(ShapeError, match=r"Expected \[\*batch, 6\]"):
         model(ids, torch.arange(5))

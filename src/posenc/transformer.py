@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from posenc.attn.cache import Cache, GrowingCache, StaticCache
 from posenc.attn.positional import positional_attention
-from posenc.attn.prepared import Prepared, check_axes, check_site, prepare
+from posenc.attn.prepared import Prepared, check_axes, check_list, check_site, prepare
+from posenc.core.checks import check_values
 from posenc.core.mask import FULL, Mask, Window, causal, same_segment
 from posenc.core.sites import Encoding, InputEncoding, PositionTransform
-from posenc.core.tokens import Positions, Tokens, contiguous, decode, padded, resolve_positions
+from posenc.core.tokens import Positions, Tokens, check_tokens, contiguous, decode, padded, resolve_positions
 from posenc.errors import ShapeError
 
 Encodings = Sequence[Encoding] | Callable[[int], Sequence[Encoding]]
@@ -125,15 +126,22 @@ class Transformer(nn.Module):
                 f"Transformer: windows = {self.windows}. Expected 1 or more tokens, the token itself included, or None. Use "
                 "None for a layer without a window."
             )
-        per_layer = [list(encodings(layer) if callable(encodings) else encodings) for layer in range(layers)]
+        shared = isinstance(encodings, Encoding) or not callable(encodings)  # an encoding is callable, but a mistake here
+        per_layer = [
+            list(check_list(encodings if shared else encodings(layer), "Transformer"))  # type: ignore[arg-type, operator]
+            for layer in range(layers)
+        ]
         self.embed = nn.Embedding(vocabulary, dim)
         self.blocks = nn.ModuleList(Block(dim, heads, kv_heads, self.head_dim, mlp_ratio) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
-        self._place_encodings(per_layer, shared=not callable(encodings))
+        self._place_encodings(per_layer, shared=shared)
         nn.init.normal_(self.embed.weight, std=dim**-0.5)
 
     def _place_encodings(self, per_layer: list[list[Encoding]], *, shared: bool) -> None:
         """Register each instance once and note, by index, which layer uses which."""
+        for encoding in (encoding for layer in per_layer for encoding in layer):
+            if not isinstance(encoding, (InputEncoding, PositionTransform)):
+                check_site(encoding, "Transformer")
         distinct = {id(encoding): encoding for layer in per_layer for encoding in layer}
         self.encodings = nn.ModuleList(distinct.values())
         index_of = {key: index for index, key in enumerate(distinct)}
@@ -151,7 +159,6 @@ class Transformer(nn.Module):
                             "layer 0 only, since it acts once, before the layers. Return it for layer 0."
                         )
                 else:
-                    check_site(encoding, "Transformer")
                     inside.append(index_of[id(encoding)])
             self._inside.append(inside)
 
@@ -175,7 +182,17 @@ class Transformer(nn.Module):
             raise ShapeError(
                 f"Transformer: ids are {ids.dtype} of shape {tuple(ids.shape)}. Expected integers [batch, seq]. Add a batch axis."
             )
+        check_values(
+            (ids >= 0) & (ids < self.embed.num_embeddings),
+            lambda: (
+                f"Transformer: ids from {ids.min().item()} to {ids.max().item()}. Expected 0 to {self.embed.num_embeddings - 1}, the "
+                "vocabulary. Look at the tokenizer."
+            ),
+        )
         tokens = self._tokens(ids, tokens)
+        check_tokens(tokens, ids.shape[0], ids.shape[1], name="Transformer")
+        if cache is not None:
+            self._check_cache(cache)
         x = self.embed(ids) * sqrt(self.dim)
         for index in self._before:
             encoding = self._encoding(index)
@@ -184,7 +201,7 @@ class Transformer(nn.Module):
         for index in self._before:
             encoding = self._encoding(index)
             if isinstance(encoding, InputEncoding):
-                x = encoding(x, tokens.positions)
+                x = _encoded(encoding, x, tokens.positions)
         placed, keys = (tokens, tokens) if cache is None else cache[0].place(tokens)
         prepared = self._prepare(x, tokens, keys)
         masks = {window: self._mask(placed, keys, window) for window in set(self.windows)}
@@ -197,6 +214,17 @@ class Transformer(nn.Module):
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    def _check_cache(self, cache: Sequence[Cache]) -> None:
+        if self.kind == "encoder":
+            raise ValueError(
+                "Transformer: a cache with an encoder, which sees the future. Expected none. Leave cache away, or use kind='decoder'."
+            )
+        if isinstance(cache, Cache) or len({id(one) for one in cache}) != len(self.blocks) or len(cache) != len(self.blocks):
+            raise ValueError(
+                f"Transformer: cache = {cache!r}. Expected a list of {len(self.blocks)} caches, one of its own for each layer. "
+                "Make it with new_cache()."
+            )
 
     def _encoding(self, index: int) -> Encoding:
         encoding = self.encodings[index]
@@ -213,10 +241,6 @@ class Transformer(nn.Module):
             name, axes = "Transformer", self._axes
             return Tokens(resolve_positions(tokens, ids.shape[1], name=name, device=ids.device, axes=axes), axes=axes)
         check_axes((self._encoding(index) for index in range(len(self.encodings))), tokens.axes, "Transformer")
-        if tokens.length != ids.shape[1]:
-            raise ShapeError(
-                f"Transformer: {ids.shape[1]} ids with {tokens.length} tokens. Expected as many. Build the tokens from these ids."
-            )
         return tokens
 
     def _prepare(self, x: Tensor, tokens: Tokens, keys: Tokens) -> Prepared:
@@ -236,6 +260,10 @@ class Transformer(nn.Module):
         if self.kind == "encoder":
             raise ValueError(
                 "Transformer.new_cache: an encoder sees the future, so nothing can be cached. Expected a decoder. Use kind='decoder'."
+            )
+        if (batch is None) != (length is None):
+            raise ValueError(
+                f"Transformer.new_cache: batch = {batch}, length = {length}. Expected both, for fixed slots, or neither. Give the other."
             )
         if batch is None or length is None:
             return [GrowingCache() for _ in self.blocks]
@@ -289,6 +317,12 @@ class Transformer(nn.Module):
                 "Transformer.generate: a row ends with padding. Expected padding on the left only. Move the padding to the front."
             )
         cache = self.new_cache() if cache is None else cache
+        self._check_cache(cache)
+        if not all(one.empty for one in cache):
+            raise ValueError(
+                "Transformer.generate: the cache holds tokens already. Expected an empty one, since ids start at position 0. "
+                "Make a new one, or call the model step by step with decode(lengths)."
+            )
         tokens = contiguous(ids.shape[1], device=ids.device) if attention_mask is None else padded(attention_mask)
         lengths = tokens.positions[..., -1].expand(ids.shape[0]) + 1
         ended = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
@@ -302,6 +336,16 @@ class Transformer(nn.Module):
             out[:, step] = following
             ids, tokens = following[:, None], decode(lengths + step)
         return out
+
+
+def _encoded(encoding: InputEncoding, x: Tensor, positions: Tensor) -> Tensor:
+    encoded = encoding(x, positions)
+    if not isinstance(encoded, Tensor) or encoded.shape != x.shape:
+        shown = tuple(encoded.shape) if isinstance(encoded, Tensor) else type(encoded).__name__
+        raise ShapeError(
+            f"{type(encoding).__name__}: its forward returned {shown}. Expected x's shape {tuple(x.shape)}. Return x with its code."
+        )
+    return encoded
 
 
 def _choose(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:

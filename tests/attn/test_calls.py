@@ -412,7 +412,7 @@ def test_encodings_that_act_elsewhere_are_refused_by_name(encoding: Encoding) ->
 
 
 def test_what_is_no_encoding_is_refused() -> None:
-    with pytest.raises(TypeError, match="Linear is no encoding"):
+    with pytest.raises(TypeError, match="Linear.*is no encoding"):
         positional_attention(*qkv(3, 3), encodings=[torch.nn.Linear(1, 1)], positions=0)  # type: ignore[list-item]
 
 
@@ -423,7 +423,7 @@ def test_as_many_tokens_as_queries(encodings: list[Encoding], cached: bool) -> N
     q, k, v = qkv(5, 5)
     for tokens in (contiguous(1), contiguous(7)):
         cache = GrowingCache() if cached else None
-        with pytest.raises(ShapeError, match=f"{tokens.length} tokens for 5 queries"):
+        with pytest.raises(ShapeError, match="for a sequence of 5"):
             positional_attention(q, k, v, encodings=encodings, positions=tokens, cache=cache)
         assert cache is None or cache.length == 0
 
@@ -470,7 +470,7 @@ def test_prepared_values_serve_the_encodings_they_were_made_for() -> None:
     alone = positional_attention(q, k, v, encodings=[rope, alibi], positions=at)
     for values in (prepared, prepared.materialized(at, at)):
         assert torch.equal(positional_attention(q, k, v, encodings=[rope, alibi], positions=at, prepared=values), alone)
-    with pytest.raises(KeyError, match="nothing for this RoPE"):
+    with pytest.raises(ValueError, match="nothing for this RoPE"):
         positional_attention(q, k, v, encodings=[RoPE(DIM)], positions=at, prepared=prepared)
 
 

@@ -21,6 +21,11 @@ class Cache(ABC):
         self.states: dict[int, Any] = {}
         """State of encodings that keep one, by their index in the layer's list."""
 
+    @property
+    @abstractmethod
+    def empty(self) -> bool:
+        """Whether nothing has been appended yet."""
+
     @abstractmethod
     def place(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
         """The new tokens as they will stand in the cache, and all tokens once they are appended. Changes nothing."""
@@ -56,6 +61,10 @@ class GrowingCache(Cache):
     def length(self) -> int:
         """How many tokens are cached; the next one's position in an unpadded sequence."""
         return 0 if self.k is None else self.k.shape[-2]
+
+    @property
+    def empty(self) -> bool:
+        return self.k is None
 
     def place(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
         return tokens, tokens if self.tokens is None else follow(self.tokens, tokens)
@@ -119,6 +128,10 @@ class StaticCache(Cache):
         self.order = torch.full((length,), UNFILLED, dtype=torch.int64, device=device)
         self.segments = torch.full((batch, length), PADDING, dtype=torch.int64, device=device)
         self.filled = torch.zeros((), dtype=torch.int64, device=device)
+
+    @property
+    def empty(self) -> bool:
+        return int(self.filled) == 0
 
     def place(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
         if tokens.order is not None or tokens.axes != self.axes:

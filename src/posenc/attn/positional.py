@@ -13,11 +13,13 @@ from torch import Tensor
 
 from posenc.attn.attention import attention
 from posenc.attn.cache import Cache
-from posenc.attn.prepared import Prepared, check_axes, check_site, prepare
+from posenc.attn.prepared import Prepared, check_axes, check_list, check_site, prepare
+from posenc.attn.request import check_heads, make_request
+from posenc.attn.select import select
 from posenc.core.bias import ScoreBias
 from posenc.core.mask import FULL, Mask
 from posenc.core.sites import ContentScoreEncoding, Encoding, QKEncoding, ScoreEncoding
-from posenc.core.tokens import Positions, Tokens, resolve_positions
+from posenc.core.tokens import Positions, Tokens, check_tokens, resolve_positions
 from posenc.errors import ShapeError
 
 
@@ -68,7 +70,7 @@ def positional_attention(
         >>> positional_attention(q, k, v, encodings=[RoPE(8)], positions=0, mask=CAUSAL).shape
         torch.Size([1, 2, 3, 8])
     """
-    for encoding in encodings:
+    for encoding in check_list(encodings, "positional_attention"):
         check_site(encoding, "positional_attention")
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
     tokens, k_tokens = _tokens(q, k, encodings, positions, k_positions)
@@ -78,10 +80,11 @@ def positional_attention(
         prepared = prepare(encodings, tokens.positions, same, dtype=dtype)
     for encoding in encodings:
         if isinstance(encoding, QKEncoding):
-            q, k = encoding.transform(q, k, prepared[encoding])
+            q, k = _transformed(encoding, q, k, prepared)
     keys = _Keys(k, v, k_tokens.positions)
     if cache is not None:
         cache.check_mask(mask)
+        _check_before_append(q, k, v, encodings, prepared, backend)
         all_k, all_v, all_tokens = cache.append(k, v, k_tokens)
         keys = _Keys(all_k, all_v, all_tokens.positions)
     terms = _biases(q, keys, encodings, tokens.positions, prepared, cache, x)
@@ -115,16 +118,32 @@ def _tokens(
         positions = Tokens(
             resolve_positions(positions, q_length, name="positional_attention", device=q.device, axes=axes), axes=axes
         )
-    if positions.length != q_length:
-        raise ShapeError(
-            f"positional_attention: {positions.length} tokens for {q_length} queries. Expected as many. Build the tokens from "
-            "the new queries only; the cache knows the earlier ones."
-        )
+    check_tokens(positions, q.shape[0], q_length, name="positional_attention")
     if k_positions is None:
         return positions, positions
     name = "positional_attention (keys)"
     resolved = resolve_positions(k_positions, k_length, name=name, device=k.device, axes=positions.axes)
     return positions, Tokens(resolved, axes=positions.axes)
+
+
+def _transformed(encoding: QKEncoding, q: Tensor, k: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
+    transformed = encoding.transform(q, k, prepared[encoding])
+    if not isinstance(transformed, tuple) or len(transformed) != 2:
+        raise TypeError(
+            f"{type(encoding).__name__}: its transform returned {type(transformed).__name__}. Expected the pair (q, k). Return both."
+        )
+    return transformed
+
+
+def _check_before_append(
+    q: Tensor, k: Tensor, v: Tensor, encodings: Sequence[Encoding], prepared: Prepared, backend: str
+) -> None:
+    """Refuse now what attention would refuse later, so that a refused call leaves the cache as it was."""
+    request = make_request(q, k, v, mask=FULL, bias=None, positions=None, k_positions=None, scale=None, dropout_p=0.0)
+    select(request, backend)
+    for encoding in encodings:
+        if isinstance(encoding, ScoreEncoding):
+            check_heads(prepared[encoding], q.shape[1])
 
 
 def _biases(

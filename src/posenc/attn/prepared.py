@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from posenc.core.bias import DenseBias, ScoreBias, materialize
-from posenc.core.sites import ContentScoreEncoding, Encoding, InputEncoding, PositionTransform, QKEncoding, ScoreEncoding
+from posenc.core.sites import (
+    ContentScoreEncoding,
+    Encoding,
+    InputEncoding,
+    PositionTransform,
+    QKEncoding,
+    RotaryEncoding,
+    ScoreEncoding,
+)
 from posenc.errors import ShapeError
 
 
@@ -25,7 +33,7 @@ class Prepared:
         for known, value in zip(self.encodings, self.values, strict=True):
             if known is encoding:
                 return value
-        raise KeyError(
+        raise ValueError(
             f"Prepared: nothing for this {type(encoding).__name__}. Expected one of the instances given to prepare. "
             "Prepare all encodings of the model together."
         )
@@ -61,19 +69,42 @@ def prepare(
         >>> prepare([rope], torch.arange(3))[rope][0].cos.shape
         torch.Size([3, 4])
     """
-    distinct: dict[int, Encoding] = {id(encoding): encoding for encoding in encodings}
+    distinct: dict[int, Encoding] = {id(encoding): encoding for encoding in check_list(encodings, "prepare")}
     values: list[Any] = []
     for encoding in distinct.values():
         check_site(encoding, "prepare")
         if isinstance(encoding, QKEncoding):
             values.append(encoding.prepare(positions, k_positions, dtype=dtype))
         else:
-            values.append(encoding() if isinstance(encoding, ScoreEncoding) else None)
+            values.append(_bias_of(encoding) if isinstance(encoding, ScoreEncoding) else None)
     return Prepared(tuple(distinct.values()), tuple(values))
+
+
+def _bias_of(encoding: ScoreEncoding) -> ScoreBias:
+    bias = encoding()
+    if not isinstance(bias, ScoreBias):
+        raise TypeError(
+            f"{type(encoding).__name__}: its forward returned {type(bias).__name__}. Expected a ScoreBias value, such as SlopeBias or "
+            "DenseBias. Return one."
+        )
+    return bias
+
+
+def check_list(encodings: Iterable[Encoding], name: str) -> Iterable[Encoding]:
+    """Refuse one encoding where a list of them belongs: modules are callable, so the mistake would surface far away."""
+    if isinstance(encodings, (Encoding, str)) or encodings is None:
+        shown = encodings if isinstance(encodings, str) else type(encodings).__name__
+        raise TypeError(f"{name}: encodings = {shown!r}. Expected a list of encodings. Write encodings=[…], with [] for none.")
+    return encodings
 
 
 def check_site(encoding: Encoding, name: str) -> None:
     """Refuse, by name, what does not act inside attention."""
+    if isinstance(encoding, RotaryEncoding) and encoding.head_axis != -3:
+        raise ValueError(
+            f"{name}: {type(encoding).__name__} with head_axis = {encoding.head_axis}. Expected -3, since attention works on "
+            "[batch, heads, seq, head_dim]. Build it without head_axis."
+        )
     if isinstance(encoding, (QKEncoding, ScoreEncoding, ContentScoreEncoding)):
         return
     if isinstance(encoding, (InputEncoding, PositionTransform)):
@@ -82,8 +113,7 @@ def check_site(encoding: Encoding, name: str) -> None:
             "score. Apply it before attention, or give it to posenc.Transformer, which does."
         )
     raise TypeError(
-        f"{name}: {type(encoding).__name__} is no encoding. Expected instances of posenc encodings. Subclass QKEncoding or "
-        "ScoreEncoding."
+        f"{name}: {encoding!r} is no encoding. Expected instances of posenc encodings. Subclass QKEncoding or ScoreEncoding."
     )
 
 

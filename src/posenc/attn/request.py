@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import isfinite, sqrt
 
 import torch
 from torch import Tensor
@@ -68,14 +68,27 @@ def make_request(
         )
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"attention: dropout_p = {dropout_p}. Expected 0 ≤ dropout_p < 1. Pass 0.0 in evaluation.")
-    if bias is not None and bias.heads not in (1, q.shape[1]):
-        raise ShapeError(
-            f"attention: a bias of {bias.heads} heads for {q.shape[1]} query heads. Expected as many, or 1. "
-            "Build the encoding with the model's head count; use slice_heads for a shard of heads."
-        )
+    if scale is not None and not isfinite(scale):
+        raise ValueError(f"attention: scale = {scale}. Expected a finite number. Leave it away for 1/√dim.")
+    if bias is not None:
+        check_heads(bias, q.shape[1])
     q_at, k_at = _positions(q, k, bias, positions, k_positions)
     width = sqrt(q.shape[-1]) if q.shape[-1] else 1.0
     return Request(q, k, v, mask, bias, q_at, k_at, 1 / width if scale is None else scale, dropout_p)
+
+
+def check_heads(bias: ScoreBias, heads: int) -> None:
+    """Refuse what is no bias value, or one of another head count."""
+    if not isinstance(bias, ScoreBias):
+        raise TypeError(
+            f"attention: bias is {type(bias).__name__}. Expected a ScoreBias value. Call the encoding, as in bias=ALiBi(8)(), or wrap a "
+            "tensor as DenseBias."
+        )
+    if bias.heads not in (1, heads):
+        raise ShapeError(
+            f"attention: a bias of {bias.heads} heads for {heads} query heads. Expected as many, or 1. "
+            "Build the encoding with the model's head count; use slice_heads for a shard of heads."
+        )
 
 
 def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

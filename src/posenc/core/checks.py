@@ -19,6 +19,20 @@ def _readable(tensor: Tensor) -> bool:
     )
 
 
+def check_integers(name: str, least: int | None = None, **values: object) -> None:
+    """Refuse counts and widths that are not integers, or are below ``least``: 2.5, True, "8".
+
+    Raises:
+        TypeError: not an integer. ValueError: below ``least``.
+    """
+    rule = "an integer" if least is None else f"an integer of {least} or more"
+    for key, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+            raise TypeError(f"{name}: {key} = {value!r}. Expected {rule}. Pass a whole number.")
+        if least is not None and value < least:
+            raise ValueError(f"{name}: {key} = {value}. Expected {rule}. Look at the shape it stands for.")
+
+
 def check_values(valid: Tensor, message: Callable[[], str]) -> None:
     """Raise ``ValueError(message())`` unless every entry of the boolean tensor ``valid`` is true.
 

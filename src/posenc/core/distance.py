@@ -15,7 +15,7 @@ Direction = Literal["causal", "bidirectional"]
 
 
 def pairwise_distance(positions: Tensor, k_positions: Tensor) -> Tensor:
-    """``positions - k_positions`` for every pair: ``[*batch, q, k]``; integers become int64, which no difference leaves.
+    """``positions - k_positions`` for every pair: ``[*batch, q, k]``; integers become int64.
 
     Example:
         >>> pairwise_distance(torch.tensor([5]), torch.tensor([2, 5, 6]))
@@ -90,6 +90,7 @@ def t5_bucket(distance: Tensor, *, buckets: int = 32, max_distance: int = 128, d
             f"t5_bucket: distances are {distance.dtype}. Expected integers: buckets hold whole distances. "
             "Make them from integer positions."
         )
+    distance = distance.to(torch.int64).clamp(-max_distance, max_distance)  # widened first: |-128| is no int8
     if direction == "bidirectional":
         one_sided = buckets // 2
         future = (distance < 0).to(torch.int64) * one_sided

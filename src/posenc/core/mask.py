@@ -14,7 +14,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from posenc.core.tokens import PADDING, Tokens, segments_of, standing_order
+from posenc.core.checks import check_integers
+from posenc.core.tokens import PADDING, Tokens, check_whole, segments_of, standing_order
 from posenc.errors import ShapeError
 
 
@@ -86,6 +87,7 @@ class Window(Mask):
     after: int = 0
 
     def __post_init__(self) -> None:
+        check_integers("window", before=self.before, after=self.after)
         if self.before < 1 or self.after < 0:
             raise ValueError(
                 f"window: before = {self.before}, after = {self.after}. Expected before ≥ 1 (the token itself counts) and "
@@ -186,7 +188,10 @@ def same_segment(q_segments: Tensor, k_segments: Tensor | None = None) -> Mask:
     Shape:
         q_segments: ``[*batch, q]`` integers; k_segments: ``[*batch, k]``, the queries' own when ``None``.
     """
-    return SameSegment(q_segments, q_segments if k_segments is None else k_segments)
+    k_segments = q_segments if k_segments is None else k_segments
+    check_whole(q_segments, name="same_segment: q_segments")
+    check_whole(k_segments, name="same_segment: k_segments")
+    return SameSegment(q_segments, k_segments)
 
 
 def visible(q_order: Tensor, k_order: Tensor, window: int | None = None) -> Mask:
@@ -198,8 +203,12 @@ def visible(q_order: Tensor, k_order: Tensor, window: int | None = None) -> Mask
     Args:
         window: a query sees itself and at most ``window - 1`` orders back.
     """
-    if window is not None and window < 1:
-        raise ValueError(f"visible: window = {window}. Expected 1 or more, or None. window=1 sees only the token itself.")
+    if window is not None:
+        check_integers("visible", window=window)
+        if window < 1:
+            raise ValueError(f"visible: window = {window}. Expected 1 or more, or None. window=1 sees only the token itself.")
+    check_whole(q_order, name="visible: q_order")
+    check_whole(k_order, name="visible: k_order")
     return Visible(q_order, k_order, window)
 
 

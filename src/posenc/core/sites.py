@@ -105,6 +105,7 @@ class QKEncoding(Encoding):
 class RotaryEncoding(QKEncoding):
     """A `QKEncoding` whose preparation is a pair of rotary tables; one object twice when q and k are the same tokens."""
 
+    head_dim: int
     pairing: Pairing
     head_axis: int | None
     start: int
@@ -128,6 +129,11 @@ class RotaryEncoding(QKEncoding):
     @final
     def transform(self, q: Tensor, k: Tensor, prepared: tuple[RotaryTable, RotaryTable]) -> tuple[Tensor, Tensor]:
         """Queries and keys turned by the tables."""
+        if not q.shape[-1] == k.shape[-1] == self.head_dim:
+            raise ShapeError(
+                f"{type(self).__name__}: q of width {q.shape[-1]} and k of width {k.shape[-1]}. Expected {self.head_dim}, the head width "
+                "it was built for. To turn a part of wider heads, build it with that head_dim and rotary_dim."
+            )
         return apply_rotary_pair(q, k, *prepared, pairing=self.pairing, head_axis=self.head_axis, start=self.start)
 
 

@@ -7,14 +7,17 @@ of an encoding only ever sees the coordinates.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import _register_namedtuple
 
-from posenc.core.checks import check_values
+from posenc.core.checks import check_integers, check_values
 from posenc.errors import ShapeError
+
+_FARTHEST = 2**62
 
 Positions = Tensor | int
 """Coordinates, or an ``int``: contiguous from this start."""
@@ -60,8 +63,8 @@ def contiguous(n: int, start: int = 0, *, device: torch.device | str | None = No
         >>> contiguous(3, start=4).positions
         tensor([4, 5, 6])
     """
-    if n < 0:
-        raise ValueError(f"contiguous: n = {n}. Expected a count of tokens, 0 or more. Pass the sequence length.")
+    check_integers("contiguous", 0, n=n)
+    check_integers("contiguous", start=start)
     return Tokens(torch.arange(start, start + n, dtype=torch.int64, device=device))
 
 
@@ -120,6 +123,13 @@ def decode(cache_lengths: Tensor, n: int = 1) -> Tokens:
             f"decode: cache_lengths is {cache_lengths.dtype} of shape {tuple(cache_lengths.shape)}. Expected a one-axis "
             "integer tensor [batch]. Pass one length per row."
         )
+    check_integers("decode", 0, n=n)
+    check_values(
+        cache_lengths >= 0,
+        lambda: (
+            f"decode: cache_lengths = {cache_lengths.tolist()}. Expected 0 or more. Pass how many real tokens each row has cached."
+        ),
+    )
     steps = torch.arange(n, dtype=torch.int64, device=cache_lengths.device)
     return Tokens(cache_lengths.to(torch.int64)[:, None] + steps)
 
@@ -148,6 +158,13 @@ def padded(attention_mask: Tensor, fill: int = 0) -> Tokens:
             "integers, 1 for real tokens. Pass the tokenizer's mask, not an additive float mask."
         )
     real = attention_mask.to(torch.bool)
+    check_values(
+        real.to(attention_mask.dtype) == attention_mask,
+        lambda: (
+            f"padded: attention_mask holds values from {attention_mask.min().item()} to {attention_mask.max().item()}. Expected 0 and "
+            "1 only, 1 for real tokens. Pass the tokenizer's mask, not an additive one."
+        ),
+    )
     count = real.to(torch.int64).cumsum(-1) - 1
     return Tokens(torch.where(real, count, fill), None, real.to(torch.int64) - 1)
 
@@ -168,6 +185,7 @@ def grid(*sizes: int, prefix: int = 0, device: torch.device | str | None = None)
             f"grid: sizes = {sizes}, prefix = {prefix}. Expected at least one axis and no negative size. "
             "Pass the grid in patches, such as grid(14, 14, prefix=1)."
         )
+    check_integers("grid", 0, prefix=prefix, **{f"size of axis {axis}": size for axis, size in enumerate(sizes)})
     axes = [torch.arange(size, dtype=torch.int64, device=device) for size in sizes]
     cells = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
     return Tokens(torch.cat([cells.new_zeros(prefix, len(sizes)), cells]), axes=len(sizes))
@@ -184,10 +202,11 @@ def seconds(
         >>> seconds(3, hop=160, sample_rate=16_000).positions
         tensor([0.0000, 0.0100, 0.0200], dtype=torch.float64)
     """
-    if frames < 0 or not hop > 0 or not sample_rate > 0:
+    check_integers("seconds", frames=frames)
+    if frames < 0 or not 0 < hop < inf or not 0 < sample_rate < inf or not -inf < start < inf:
         raise ValueError(
-            f"seconds: frames = {frames}, hop = {hop}, sample_rate = {sample_rate}. Expected frames ≥ 0 and a hop and a "
-            "rate above 0. Pass hop in samples and sample_rate in samples per second."
+            f"seconds: frames = {frames}, hop = {hop}, sample_rate = {sample_rate}, start = {start}. Expected frames ≥ 0, a hop "
+            "and a rate above 0, all finite. Pass hop in samples and sample_rate in samples per second."
         )
     index = torch.arange(frames, dtype=torch.float64, device=device)
     return Tokens(start + index * hop / sample_rate)
@@ -284,7 +303,12 @@ def resolve_positions(positions: Positions, length: int, *, name: str, device: t
         ShapeError: another number of tokens or axes.
         ValueError: NaN or infinite positions.
     """
-    if isinstance(positions, int) and not isinstance(positions, bool):
+    if isinstance(positions, (int, torch.SymInt)) and not isinstance(positions, bool):
+        if isinstance(positions, int) and abs(positions) >= _FARTHEST:
+            raise ValueError(
+                f"{name}: positions = {positions}. Expected a start below 2⁶² in size, so that distances fit an int64. Look at how it "
+                "was computed."
+            )
         if axes is not None:
             raise TypeError(
                 f"{name}: positions = {positions}. Expected a tensor [*batch, {length}, {axes}] for {axes} axes. "
@@ -327,6 +351,38 @@ def check_positions(positions: object, *, name: str) -> None:
                 "Expected finite numbers. Look at where the positions were computed."
             ),
         )
+
+
+def check_tokens(tokens: Tokens, batch: int, length: int, *, name: str) -> None:
+    """Refuse tokens that are not those of a ``[batch, length]`` call, or whose order and segments are not integers."""
+    check_positions(tokens.positions, name=name)
+    if tokens.positions.ndim < (1 if tokens.axes is None else 2) or tokens.length != length:
+        raise ShapeError(
+            f"{name}: positions of shape {tuple(tokens.positions.shape)} for a sequence of {length}. Expected one per token. Build the tokens from the new ones only; "
+            "a cache knows the earlier ones."
+        )
+    trailing = 1 if tokens.axes is None else 2
+    leading = {"positions": tokens.positions.shape[: tokens.positions.ndim - trailing]}
+    for key, values in (("order", tokens.order), ("segments", tokens.segments)):
+        if values is None:
+            continue
+        check_whole(values, name=f"{name}: {key}")
+        if values.shape[-1:] != (length,):
+            raise ShapeError(f"{name}: {key} has shape {tuple(values.shape)}. Expected [*batch, {length}]. Pass one per token.")
+        leading[key] = values.shape[:-1]
+    for key, sizes in leading.items():
+        if tuple(sizes) not in ((), (1,), (batch,)):
+            raise ShapeError(
+                f"{name}: {key} of batch {tuple(sizes)} for a batch of {batch}. Expected no batch axis, 1 or {batch}. "
+                "Build the tokens from the same rows."
+            )
+
+
+def check_whole(values: Tensor, *, name: str) -> None:
+    """Refuse orders and segments that are not integer tensors."""
+    if not isinstance(values, Tensor) or values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"{name} is {kind}. Expected an integer tensor. Number the tokens or documents with int64.")
 
 
 def check_integer_positions(positions: Tensor, *, name: str, why: str) -> None:

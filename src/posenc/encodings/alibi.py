@@ -8,6 +8,7 @@ from typing import Literal, final
 import torch
 
 from posenc.core.bias import ScoreBias, SlopeBias
+from posenc.core.checks import check_integers
 from posenc.core.sites import ScoreEncoding
 from posenc.core.spec import EncodingSpec, Reference
 
@@ -73,6 +74,7 @@ class ALiBi(ScoreEncoding):
 
     def __init__(self, heads: int, *, form: Literal["causal", "symmetric"] = "causal", biased_heads: int | None = None) -> None:
         super().__init__()
+        check_integers("ALiBi", heads=heads)
         biased = heads if biased_heads is None else biased_heads
         if heads < 1 or not 0 < biased <= heads:
             raise ValueError(

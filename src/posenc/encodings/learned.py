@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.core.checks import check_values
+from posenc.core.checks import check_integers, check_values
 from posenc.core.sites import InputEncoding
 from posenc.core.spec import EncodingSpec, Reference
 from posenc.core.tokens import Positions, check_integer_positions, resolve_positions
@@ -81,6 +81,9 @@ class Learned(InputEncoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_integers("Learned", num_positions=num_positions, dim=dim, offset=offset)
+        if length is not None:
+            check_integers("Learned", length=length)
         if num_positions < 1 or dim < 1 or offset < 0:
             raise ValueError(
                 f"Learned: num_positions = {num_positions}, dim = {dim}, offset = {offset}. Expected at least one position "

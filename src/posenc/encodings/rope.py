@@ -7,6 +7,7 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
+from posenc.core.checks import check_integers
 from posenc.core.rotary import Frequencies, Pairing, RotaryTable, check_rotary_dim, rotary_table
 from posenc.core.sites import RotaryEncoding
 from posenc.core.spec import EncodingSpec, Reference
@@ -90,6 +91,12 @@ class RoPE(RotaryEncoding):
         angle_dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
+        if not callable(getattr(schedule, "frequencies", None)):
+            raise TypeError(
+                f"RoPE: schedule = {schedule!r}. Expected a schedule such as Geometric(10000.0). A bare base goes into Geometric."
+            )
+        check_integers("RoPE", 1, head_dim=head_dim)
+        check_integers("RoPE", start=start)
         rotary_dim = head_dim if rotary_dim is None else rotary_dim
         check_rotary_dim(rotary_dim, name="RoPE")
         first = start + head_dim if start < 0 else start

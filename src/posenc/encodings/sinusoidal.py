@@ -7,6 +7,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
+from posenc.core.checks import check_integers
 from posenc.core.sinusoid import concatenate, interleave, sinusoid
 from posenc.core.sites import InputEncoding
 from posenc.core.spec import EncodingSpec, Reference
@@ -83,6 +84,7 @@ class Sinusoidal(InputEncoding):
                 f"Sinusoidal: layout = {layout!r}, frequency_rule = {frequency_rule!r}. Expected 'interleaved' or "
                 "'concatenated', and 'paper' or 'tensor2tensor'. Name the convention of the checkpoint."
             )
+        check_integers("Sinusoidal", dim=dim)
         least = 4 if frequency_rule == "tensor2tensor" else 1
         if dim < least:
             raise ValueError(

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from posenc.core.bias import ScoreBias, TableBias
+from posenc.core.checks import check_integers
 from posenc.core.distance import Direction, check_buckets, t5_bucket
 from posenc.core.sites import ScoreEncoding
 from posenc.core.spec import EncodingSpec, Reference
@@ -69,6 +70,7 @@ class T5Bias(ScoreEncoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_integers("T5Bias", heads=heads, buckets=buckets, max_distance=max_distance)
         if heads < 1:
             raise ValueError(f"T5Bias: heads = {heads}. Expected 1 or more. Pass the model's head count.")
         check_buckets(buckets, max_distance, direction, name="T5Bias")
