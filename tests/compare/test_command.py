@@ -16,6 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from posenc.cli.main import main
+from posenc.compare.runner import Workers
+from posenc.compare.trial import Trial
 
 SCHEMA = json.loads((files("posenc.compare") / "report.schema.json").read_text())
 OWN = """
@@ -121,7 +123,15 @@ def test_ctrl_c_leaves_a_valid_folder_and_no_process(tmp_path):
         (["--encoding", "nowhere:X"], "cannot be imported"),
         (["--plot", "x.gif"], "Expected a name ending in .png"),
         (["--plot", "/nowhere/x.png"], "no folder"),
+        (["--plot", "/proc/x.png"], "cannot be written"),
+        (["--plot", "/"], "is a directory"),
         (["--out", "/dev/null/x"], "cannot be written"),
+        (["--out", "/dev/null"], "is a file"),
+        (["--rows", ""], "no row named"),
+        (["--rows", ","], "no row named"),
+        (["--tasks", ","], "no task named"),
+        (["--rows", ":x"], "':x' names no encoding"),
+        (["--encoding", "./mine.py:X"], "Leave folders and .py away"),
     ],
 )
 def test_mistakes_are_one_message_and_exit_code_2(arguments, message):
@@ -129,6 +139,69 @@ def test_mistakes_are_one_message_and_exit_code_2(arguments, message):
     assert done.exit_code == 2, done.output
     assert message in done.output
     assert "Traceback" not in done.output
+
+
+BROKEN = """
+from posenc import ALiBi
+
+def builds_badly(shape): raise KeyError("heads")
+def exits(shape): raise SystemExit(3)
+def builds_one(shape): return ALiBi(4)
+def builds_a_class(shape): return [ALiBi]
+def builds_none(shape): return None
+def builds_none_of_it(shape): return [ALiBi(0)]
+"""
+
+
+@pytest.mark.parametrize("option", ["--rows", "--encoding"])
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("builds_badly", BROKEN, "raised KeyError: 'heads' while being built. Expected an encoding that"),
+        ("exits", BROKEN, "raised SystemExit: 3 while being built"),
+        ("builds_one", BROKEN, "built an object of type ALiBi. Expected a list of posenc.Encoding instances"),
+        ("builds_a_class", BROKEN, "built a list with the class ALiBi"),
+        ("builds_none", BROKEN, "built an object of type NoneType"),
+        ("builds_none_of_it", BROKEN, "raised ValueError: "),
+        ("X", "def f(:", "raised SyntaxError: invalid syntax"),
+        ("X", "raise RuntimeError", "raised RuntimeError while being imported"),
+        ("X", "raise SystemExit(0)", "raised SystemExit: 0 while being imported"),
+        ("X", "import no_such_module", "raised ModuleNotFoundError: No module named 'no_such_module' while being imported"),
+        ("X", "None.x", "raised AttributeError"),
+    ],
+)
+def test_code_that_fails_is_one_message_before_anything_runs(tmp_path, monkeypatch, option, name, source, message):
+    module = f"broken_{abs(hash((name, source)))}"
+    (tmp_path / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = CliRunner().invoke(main, ["compare", "--dry-run", option, f"{module}:{name}"])
+    assert done.exit_code == 2, done.output
+    notice, told = done.stderr.strip().splitlines()
+    assert notice == f"importing and running your code: {module}:{name}"
+    assert told.startswith(f"Error: compare: '{module}:{name}' ")
+    assert message in told
+    assert done.stdout == ""
+
+
+def test_pictures_may_end_in_capitals_and_reports_need_their_place(tmp_path):
+    (tmp_path / "out" / "report.json").mkdir(parents=True)
+    done = CliRunner().invoke(
+        main, ["compare", "--rows", "nope", "--out", str(tmp_path / "out"), "--plot", str(tmp_path / "X.PNG")]
+    )
+    assert done.exit_code == 2, done.output
+    assert "report.json' is a folder" in done.output
+
+
+def test_a_row_that_kills_its_worker(tmp_path, monkeypatch):
+    (tmp_path / "deadly.py").write_text(
+        "import multiprocessing, os\ndef Row(shape):\n    if multiprocessing.parent_process():\n        os._exit(7)\n    return []\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with (
+        pytest.raises(ValueError, match="a worker process died while training; it may have been 'deadly:Row'"),
+        Workers(1) as w,
+    ):
+        w.run([Trial("deadly:Row", "copy-constant", 1, 1e-3, 1)], finished=lambda record: None)
 
 
 def test_a_dry_run_lists_and_trains_nothing(tmp_path):

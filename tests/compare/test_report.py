@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import re
 from importlib.resources import files
 from typing import Any
 
@@ -12,7 +13,7 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from posenc.compare.display import print_report
+from posenc.compare.display import ProgressDisplay, print_report
 from posenc.compare.plan import PRESETS, make_plan
 from posenc.compare.rates import choose, committed
 from posenc.compare.report import make_report
@@ -115,6 +116,29 @@ def test_tables_fit_the_terminal(width):
     one = io.StringIO()
     print_report(report_of({"nope": [1.0]}, preset="quick"), Console(file=one, width=width))
     assert "One seed ranks nothing" in one.getvalue()
+
+
+def test_progress_keeps_its_bar_on_a_narrow_terminal():
+    text = io.StringIO()
+    display = ProgressDisplay(Console(file=text, width=80, force_terminal=True, color_system=None))
+    display.begin("raising the budget of what did not fit", 10)
+    display.advance(5, "[b]5[/b]/24 trials, last sinusoidal-randomized on copy-constant, seed 5")
+    display.end()
+    last = [line.split("\r")[-1] for line in text.getvalue().splitlines()]
+    assert any("[b]5[/b]/24 trials" in line and "…" in line for line in last)
+    assert any(re.search(r"━{20,}.* 50 % 0:00:0\d, .* left", line) for line in last)
+
+
+def test_a_band_past_four_times_is_shown_where_it_holds_values():
+    def shown(past: float | None) -> str:
+        report = report_of({"nope": [1.0]}, preset="quick")
+        report["cells"][0]["bands"]["(4, 8]"] = past
+        text = io.StringIO()
+        print_report(report, Console(file=text, width=80))
+        return text.getvalue()
+
+    assert "to 8 ×" in shown(0.5)
+    assert "to 8 ×" not in shown(None)
 
 
 def test_markup_in_names_is_shown_not_obeyed():

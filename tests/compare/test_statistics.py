@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import pairwise, permutations
 from math import comb
 
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc.compare.statistics import BANDS, band_mean, holds_until, holm, rank_test
+from posenc.compare.tasks.registry import TASKS
 
 
 def test_bands_are_open_below_and_closed_above():
@@ -18,6 +19,11 @@ def test_bands_are_open_below_and_closed_above():
     assert band_mean(points, BANDS[1]) == 0.25
     assert band_mean(points, BANDS[3]) is None
     assert band_mean([*points, (1.2, None)], BANDS[1]) is None, "undefined somewhere is undefined"
+
+
+def test_bands_reach_as_far_as_the_tasks_test():
+    assert max(probe.ratio for task in TASKS.values() for probe in task.probes()) <= BANDS[-1][1]
+    assert all(below[1] == above[0] for below, above in pairwise(BANDS))
 
 
 def test_holds_until():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from posenc.compare.rows import DECLARED, find_row, known_rows
 from posenc.compare.statistics import band_mean
 from posenc.compare.tasks.registry import find_task
 from posenc.compare.trial import FIT_ACCURACY, Trial, build_model, model_shape, run_trial
+from posenc.core.sites import InputEncoding
 
 
 def test_every_row_starts_from_the_same_weights():
@@ -92,6 +95,60 @@ def test_a_callable_is_a_row():
 def test_bad_rows(key, message):
     with pytest.raises(ValueError, match=message):
         find_row(key)
+
+
+class Failing(InputEncoding):
+    """Raises, or adds, a thing within a range of lengths, from its n-th call on."""
+
+    def __init__(self, thing: Exception | float, first: int = 1, shortest: int = 0):
+        super().__init__()
+        self.thing, self.first, self.shortest, self.calls = thing, first, shortest, 0
+
+    def forward(self, x, positions):
+        self.calls += 1
+        if self.calls < self.first or x.shape[1] < self.shortest:
+            return x
+        if isinstance(self.thing, Exception):
+            raise self.thing
+        return x + self.thing
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> Trial:
+    """A trial of three steps of a row that fails."""
+    monkeypatch.setattr(sys.modules[__name__], "own", lambda shape: [Failing(*arguments)], raising=False)
+    return Trial(f"{__name__}:own", "copy-constant", 7, 1e-3, 3)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("x"), TypeError("x"), ValueError("x"), AssertionError()])
+def test_code_that_fails_in_training_is_blamed_by_name(monkeypatch, error):
+    said = rf"own' raised {type(error).__name__}.* while training on copy-constant, seed 7\. Expected .*--traceback"
+    with pytest.raises(ValueError, match=said):
+        run_trial(failing(monkeypatch, error))
+
+
+PAST = 2 * 17 + 2
+"""The tokens of the first copying test past the trained size."""
+
+
+def test_only_a_value_error_past_the_trained_length_means_undefined(monkeypatch):
+    record = run_trial(failing(monkeypatch, ValueError("no code"), 1, PAST))
+    assert {p["error"] for p in record["probes"] if p["ratio"] > 1} == {"no code"}
+    assert {p["error"] for p in record["probes"] if p["ratio"] <= 1} == {None}
+    with pytest.raises(ValueError, match="raised ValueError: no code while training"):
+        run_trial(failing(monkeypatch, ValueError("no code"), 5))  # after three steps and the validation
+    with pytest.raises(ValueError, match="raised KeyError: 'bug' while training"):
+        run_trial(failing(monkeypatch, KeyError("bug"), 1, PAST))
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_loss_that_is_not_finite_is_an_error(monkeypatch, value):
+    with pytest.raises(ValueError, match="own' on copy-constant, seed 7, rate 0.001: the loss became nan at step 3. Expected"):
+        run_trial(failing(monkeypatch, float(value), 3))
+
+
+def test_a_test_that_is_not_finite_is_an_error_too(monkeypatch):
+    with pytest.raises(ValueError, match=f"FloatingPointError: the logits over {PAST} tokens are not finite"):
+        run_trial(failing(monkeypatch, float("nan"), 1, PAST))
 
 
 @pytest.mark.slow

@@ -14,7 +14,15 @@ PRESETS = ("quick", "standard", "full")
 
 
 def _names(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in value.split(",") if name.strip()) if value else ()
+    if value is None:
+        return ()
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    if not names:
+        raise ValueError(
+            f"compare: {option.opts[0]} {value!r}: no {str(option.name).removesuffix('s')} named. Expected names with commas "
+            "between. Leave the option away for the preset's own."
+        )
+    return names
 
 
 @click.command(name="compare")
@@ -56,15 +64,16 @@ def compare(
     """
     from posenc.compare.display import ProgressDisplay, print_report
     from posenc.compare.plan import make_plan
-    from posenc.compare.results import Results, write_file
+    from posenc.compare.results import Results, check_file, write_file
     from posenc.compare.session import Agenda, Session
 
     sys.path.insert(0, os.getcwd())  # where --encoding module:NAME is looked for first
     if plot is not None:
         from posenc.plots.curves import check_picture_path
 
-        check_picture_path(plot)
-    for name in own:
+        check_picture_path(plot.with_suffix(plot.suffix.lower()))
+        check_file(plot)
+    for name in dict.fromkeys(name for name in (*rows, *own) if ":" in name):
         click.echo(f"importing and running your code: {name}", err=True)
     plan = make_plan(preset, rows=rows, tasks=tasks, seeds=seeds, steps=steps, extra_rows=own)
     agenda = Agenda(plan, tune=tune)
@@ -73,13 +82,15 @@ def compare(
         click.echo("\n".join(agenda.lines()))
         return
     display.note(f"preset {preset}: {plan.preset.summary}")
-    session = Session(agenda, Results(out), display, workers=workers or os.cpu_count() or 1)
+    results = Results(out)
+    check_file(out / "report.json")
+    session = Session(agenda, results, display, workers=workers or os.cpu_count() or 1)
     report = session.run(["posenc", *sys.argv[1:]], speed=not no_speed)
     write_file(out / "report.json", json.dumps(report, indent=1) + "\n")
     if plot is not None:
         from posenc.plots.curves import curves_picture
 
-        write_file(plot, curves_picture(report, plot.suffix[1:]))
+        write_file(plot, curves_picture(report, plot.suffix[1:].lower()))
     if as_json:
         click.echo(json.dumps(report, indent=1))
     else:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from textwrap import wrap
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+
+class _Times(ProgressColumn):
+    """``0:00:12, 0:01:30 left``"""
+
+    def render(self, task: Task) -> Text:
+        return Text.assemble(TimeElapsedColumn().render(task), ", ", TimeRemainingColumn().render(task), " left")
+
+
+class _TwoLines(Progress):
+    """What is being done, cut to the width of the terminal, above a bar that so keeps its room."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.tasks:
+            yield Text(task.description, no_wrap=True, overflow="ellipsis")
+        yield self.make_tasks_table(self.tasks)
 
 
 class ProgressDisplay:
@@ -19,6 +37,7 @@ class ProgressDisplay:
         self._console = console
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+        self._title = ""
 
     def note(self, text: str) -> None:
         self._console.print(escape(text), highlight=False, soft_wrap=True)
@@ -27,17 +46,17 @@ class ProgressDisplay:
         if not self._console.is_terminal:
             self.note(f"{title} …")
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
-                   TextColumn("of"), TimeRemainingColumn(), TextColumn("left"), TextColumn("{task.fields[text]}"))  # fmt: skip
-        self._progress = Progress(*columns, console=self._console, transient=True)
+        columns = BarColumn(), TextColumn("{task.percentage:>3.0f} %"), _Times()
+        self._progress = _TwoLines(*columns, console=self._console, transient=True)
         self._progress.start()
-        self._task = self._progress.add_task(escape(title), total=total, text="")
+        self._title = title
+        self._task = self._progress.add_task(title, total=total)
 
     def advance(self, done: int, text: str = "") -> None:
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done)
             if text:
-                self._progress.update(self._task, text=escape(text))
+                self._progress.update(self._task, description=f"{self._title}: {text}")
         elif text:
             self.note(f"  {text}")
 

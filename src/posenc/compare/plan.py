@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from posenc.compare.rows import DECLARED, find_row
+from posenc.compare.rows import DECLARED
 from posenc.compare.tasks.registry import find_task
+from posenc.compare.trial import build_model
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def make_plan(
     """A preset, cut down or widened.
 
     Raises:
-        ValueError: unknown names, or counts below 1.
+        ValueError: unknown names, rows that cannot be built, or counts below 1.
     """
     if preset not in PRESETS:
         raise ValueError(f"compare: there is no preset {preset!r}. Expected one of {', '.join(PRESETS)}. Name one.")
@@ -100,10 +101,10 @@ def make_plan(
         if value is not None and value < 1:
             raise ValueError(f"compare: {name} {value}. Expected 1 or more. Leave it away for the preset's own.")
     chosen = tuple(dict.fromkeys([*(rows or DECLARED), *extra_rows]))
+    chosen_tasks = [find_task(task) for task in tasks or base.tasks]
     for row in chosen:
-        find_row(row)
-    for task in tasks:
-        find_task(task)
+        for task in chosen_tasks:
+            build_model(row, task, seed=0)  # each row's code fails here rather than in the middle of a run
     declared = tuple(pair for pair in base.contrasts if set(pair) <= set(chosen))
     return Plan(
         replace(base, contrasts=declared), chosen, tuple(tasks) or base.tasks, tuple(range(1, (seeds or base.seeds) + 1)), steps

@@ -4,15 +4,49 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
+
+_NUMBER: tuple[type, ...] = (int, float)
+_NONE = type(None)
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "key": (str,),
+    "row": (str,),
+    "task": (str,),
+    "seed": (int,),
+    "learning_rate": _NUMBER,
+    "steps": (int,),
+    "validation_loss": _NUMBER,
+    "probes": (list,),
+    "steps_to_fit": (int, _NONE),
+    "parameters": (int,),
+    "encoding_parameters": (int,),
+    "train_seconds": _NUMBER,
+}
+_PROBE_FIELDS: dict[str, tuple[type, ...]] = {
+    "measure": (str,),
+    "size": (int,),
+    "ratio": _NUMBER,
+    "items": (int,),
+    "value": (*_NUMBER, _NONE),
+    "error": (str, _NONE),
+}
+
+
+def _has(record: object, fields: dict[str, tuple[type, ...]]) -> bool:
+    """Whether something is an object with these fields of these types, every number finite."""
+    return isinstance(record, dict) and all(
+        name in record and type(record[name]) in types and (type(record[name]) not in _NUMBER or abs(record[name]) < 1e300)
+        for name, types in fields.items()
+    )
 
 
 class Results:
     """Finished trials in ``trials.jsonl`` of a folder, by key.
 
-    A line is written in one call and flushed to the disk. A line that a crash cut short is skipped on reading, and the
-    next one starts on a line of its own.
+    A line is written in one call and flushed to the disk. A line that a crash cut short or that lost a field is skipped on
+    reading, and the next one starts on a line of its own.
 
     Raises:
         OSError: a folder that cannot be written; the message names it.
@@ -20,6 +54,8 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "trials.jsonl"
+        if folder.exists() and not folder.is_dir():
+            raise OSError(f"compare: --out {str(folder)!r} is a file. Expected a folder. Choose another with --out.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b"):
@@ -36,9 +72,9 @@ class Results:
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(record, dict) and "key" in record:
+            if _has(record, _FIELDS) and record["probes"] and all(_has(probe, _PROBE_FIELDS) for probe in record["probes"]):
                 records[record["key"]] = record
         return records
 
@@ -63,6 +99,24 @@ class Results:
                 f"{len(self.records)} finished trials are kept; make room and run the same command again to go on."
             ) from error
         self.records[record["key"]] = record
+
+
+def check_file(path: Path) -> None:
+    """Refuse, before any work, a file that `write_file` could not write later.
+
+    Raises:
+        OSError: the message names the file.
+    """
+    if path.is_dir():
+        raise OSError(f"compare: {str(path)!r} is a folder. Expected a place for a file. Choose another, or move the folder.")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"compare: {str(path)!r} cannot be written ({error.strerror or error}). Expected a folder that this user may "
+            "write. Choose another path."
+        ) from error
 
 
 def write_file(path: Path, content: str | bytes) -> None:

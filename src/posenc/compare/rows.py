@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,6 +17,25 @@ from posenc.encodings.rope import RoPE
 from posenc.encodings.sinusoidal import Sinusoidal
 
 Build = Callable[[ModelShape], Sequence[Encoding]]
+
+
+class RowFailed(ValueError):
+    """A row's own code failed: what it raised and when, in one message."""
+
+
+@contextmanager
+def blaming(key: str, when: str) -> Iterator[None]:
+    """Whatever is raised inside becomes `RowFailed` with the row's name; ``when`` follows "while"."""
+    try:
+        yield
+    except RowFailed:
+        raise
+    except (Exception, SystemExit) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+        raise RowFailed(
+            f"compare: {key!r} raised {said} while {when}. Expected an encoding that is imported, built for a ModelShape "
+            "and trained without an error. Run posenc --traceback compare ... to see where."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -60,7 +81,7 @@ def find_row(key: str) -> Row:
     ``module:NAME`` imports and runs the user's code.
 
     Raises:
-        ValueError: an unknown name, or something that builds no encodings.
+        ValueError: an unknown name, or something that cannot build encodings.
     """
     if ":" in key:
         return _custom_row(key)
@@ -75,14 +96,45 @@ def find_row(key: str) -> Row:
     return Row(key, encoding.__name__, encoding.spec.build)
 
 
+def build_encodings(key: str, shape: ModelShape) -> list[Encoding]:
+    """The encodings of a row for a model.
+
+    Raises:
+        ValueError: the row fails or builds something else; the message names it.
+    """
+    row = find_row(key)
+    with blaming(key, "being built"):
+        built = row.build(shape)
+    wrong = [e for e in built if not isinstance(e, Encoding)] if isinstance(built, (list, tuple)) else [built]
+    if wrong:
+        inside = "" if wrong[0] is built else f"a {type(built).__name__} with "
+        raise RowFailed(
+            f"compare: {key!r} built {inside}{_described(wrong[0])}. Expected a list of posenc.Encoding instances, such as "
+            "[ALiBi(8)]. Return that from the callable or the spec's build."
+        )
+    return list(built)
+
+
+def _described(thing: object) -> str:
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"an object of type {type(thing).__name__}"
+
+
 def _custom_row(key: str) -> Row:
     module_name, _, name = key.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
+    if not all(part.isidentifier() for part in (*module_name.split("."), name)):
         raise ValueError(
-            f"compare: {key!r} cannot be imported ({error}). Expected module:NAME with the module on the import path. "
-            "Run from the folder that holds it, or install it."
+            f"compare: {key!r} names no encoding. Expected module:NAME as in an import, such as mine:Recency for Recency in "
+            "mine.py. Leave folders and .py away and run from the folder that holds the module."
+        )
+    try:
+        with blaming(key, "being imported"):
+            found = getattr(importlib.import_module(module_name), name)
+    except RowFailed as error:
+        if not _is_missing(error.__cause__, module_name, name):
+            raise
+        raise ValueError(
+            f"compare: {key!r} cannot be imported ({error.__cause__}). Expected module:NAME with the module on the import "
+            "path. Run from the folder that holds it, or install it."
         ) from error
     spec = getattr(found, "spec", None)
     if isinstance(spec, EncodingSpec):
@@ -93,3 +145,10 @@ def _custom_row(key: str) -> Row:
             "ModelShape and returns a list of encodings. See posenc.EncodingSpec."
         )
     return Row(key, name, cast(Build, found))
+
+
+def _is_missing(error: BaseException | None, module: str, name: str) -> bool:
+    """Whether there is no such module, or no such name in it, as against an error from inside it."""
+    if isinstance(error, ModuleNotFoundError):
+        return error.name is not None and f"{module}.".startswith(f"{error.name}.")
+    return isinstance(error, AttributeError) and error.name == name and error.obj is sys.modules.get(module)

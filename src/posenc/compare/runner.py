@@ -9,10 +9,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.queues import Queue
 from types import TracebackType
 from typing import Any, Self
 
+from posenc.compare.rows import RowFailed
 from posenc.compare.trial import Trial, run_trial
 
 _steps_done: Queue[tuple[str, int]] | None = None
@@ -47,8 +49,30 @@ class Workers:
         finished: Callable[[dict[str, Any]], None],
         stepped: Callable[[str, int], None] = lambda key, steps: None,
     ) -> None:
-        """Run every trial, calling ``finished`` with each record as it comes and ``stepped(key, steps)`` in between."""
-        waiting: set[Future[dict[str, Any]]] = {self._pool.submit(_work, trial) for trial in trials}
+        """Run every trial, calling ``finished`` with each record as it comes and ``stepped(key, steps)`` in between.
+
+        Raises:
+            ValueError: a row's code failed or ended its worker process.
+        """
+        rows = {}
+        try:
+            for trial in trials:
+                rows[self._pool.submit(_work, trial)] = trial.row
+            self._collect(set(rows), finished, stepped)
+        except BrokenProcessPool as error:
+            died = [row for future, row in rows.items() if isinstance(future.exception(timeout=60), BrokenProcessPool)]
+            suspects = [row for row in dict.fromkeys(died) if ":" in row] or list(dict.fromkeys(died))
+            raise RowFailed(
+                f"compare: a worker process died while training; it may have been {', '.join(map(repr, suspects))}. Expected "
+                "an encoding that never ends its process, and enough memory for --workers processes. Try --workers 1."
+            ) from error
+
+    def _collect(
+        self,
+        waiting: set[Future[dict[str, Any]]],
+        finished: Callable[[dict[str, Any]], None],
+        stepped: Callable[[str, int], None],
+    ) -> None:
         while waiting:
             done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
             while not self._queue.empty():

@@ -124,8 +124,10 @@ class Session:
             for row in rows
         ]
         self._display.begin("timing a few steps", len(probes))
-        workers.run(probes, finished=lambda record: timed[record["task"]].append(record))
-        self._display.end()
+        try:
+            workers.run(probes, finished=lambda record: timed[record["task"]].append(record))
+        finally:
+            self._display.end()
         seconds = sum(_forecast_trial(trial, timed[trial.task]) for trial in self._open(self._sure_trials()))
         self._display.note(f"forecast: about {max(seconds / self._workers / 60, 0.1):.1f} minutes of training")
 

@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from posenc.attn.select import BACKENDS
-from posenc.compare.rows import find_row
+from posenc.compare.rows import blaming, build_encodings
 from posenc.compare.trial import DIM, HEADS, LAYERS
 from posenc.core.sites import ContentScoreEncoding, ScoreEncoding
 from posenc.core.spec import ModelShape
@@ -57,7 +57,7 @@ def measure_speed(rows: Sequence[str], progress: Callable[[int], None] = lambda 
 
 def implementation(row: str) -> str:
     """The backend and form of attention that a row uses."""
-    encodings = find_row(row).build(_shape())
+    encodings = build_encodings(row, _shape())
     biased = any(isinstance(encoding, (ScoreEncoding, ContentScoreEncoding)) for encoding in encodings)
     return f"{BACKENDS[0].name}, {'dense bias' if biased else 'fused causal'}"
 
@@ -67,13 +67,15 @@ def _shape() -> ModelShape:
 
 
 def _one_step(row: str) -> Callable[[], None]:
-    encodings = list(find_row(row).build(_shape()))
-    model = Transformer(VOCABULARY, dim=DIM, layers=LAYERS, heads=HEADS, encodings=encodings)
+    encodings = build_encodings(row, _shape())
+    with blaming(row, "being built"):
+        model = Transformer(VOCABULARY, dim=DIM, layers=LAYERS, heads=HEADS, encodings=encodings)
     ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
 
     def step() -> None:
         model.zero_grad(set_to_none=True)
-        model(ids, 0).square().mean().backward()
+        with blaming(row, "being timed"):
+            model(ids, 0).square().mean().backward()
 
     return step
 

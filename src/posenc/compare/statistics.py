@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from statistics import fmean
 
-BANDS = ((0.0, 1.0), (1.0, 1.25), (1.25, 1.5), (1.5, 2.0), (2.0, 4.0))
+BANDS = ((0.0, 1.0), (1.0, 1.25), (1.25, 1.5), (1.5, 2.0), (2.0, 4.0), (4.0, 8.0))
 """Half-open on the left, in trained lengths: (0, 1] is in range."""
 PRIMARY = (1.0, 1.5)
 """The band of the primary number."""

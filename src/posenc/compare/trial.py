@@ -7,14 +7,14 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from math import cos, pi
+from math import cos, isfinite, pi
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from posenc.compare.rows import find_row
+from posenc.compare.rows import RowFailed, blaming, build_encodings
 from posenc.compare.tasks.base import IGNORED, Batch, Task
 from posenc.compare.tasks.registry import find_task
 from posenc.core.spec import ModelShape
@@ -52,8 +52,15 @@ def run_trial(trial: Trial, progress: Callable[[int], None] = lambda steps: None
 
     The same weights and the same batches for every encoding of a (task, seed): encodings are built before the model's
     own weights are drawn, and data come from a generator of their own.
+
+    Raises:
+        ValueError: the row's code failed or its loss is not finite; the message names the row.
     """
-    task = find_task(trial.task)
+    with blaming(trial.row, f"training on {trial.task}, seed {trial.seed}"):
+        return _train_and_measure(trial, find_task(trial.task), progress)
+
+
+def _train_and_measure(trial: Trial, task: Task, progress: Callable[[int], None]) -> dict[str, Any]:
     model, encoding_parameters = build_model(trial.row, task, trial.seed)
     batches = torch.Generator().manual_seed(trial.seed)
     draws = torch.Generator().manual_seed(trial.seed)
@@ -90,9 +97,10 @@ def build_model(row: str, task: Task, seed: int) -> tuple[Transformer, int]:
     """The model of a row and the number of its encodings' parameters."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1_000_003 + seed)
-        encodings = list(find_row(row).build(model_shape(task)))
+        encodings = build_encodings(row, model_shape(task))
         torch.manual_seed(seed)
-        model = Transformer(task.vocabulary, dim=DIM, layers=LAYERS, heads=HEADS, encodings=encodings)
+        with blaming(row, "being built"):
+            model = Transformer(task.vocabulary, dim=DIM, layers=LAYERS, heads=HEADS, encodings=encodings)
     return model, sum(p.numel() for p in model.encodings.parameters())
 
 
@@ -106,6 +114,11 @@ def training(model: Transformer, task: Task, trial: Trial, batches: torch.Genera
             group["lr"] = trial.learning_rate * share
         batch = task.train_batch(BATCH_SIZE, batches)
         loss = _loss(model(batch.ids, 0, generator=draws), batch.targets)
+        if not isfinite(loss.item()):
+            raise RowFailed(
+                f"compare: {trial.row!r} on {trial.task}, seed {trial.seed}, rate {trial.learning_rate:g}: the loss became "
+                f"{loss.item()} at step {step + 1}. Expected finite numbers. Mend what the encoding computes, or leave it away."
+            )
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -132,7 +145,9 @@ def _probe(model: Transformer, task: Task) -> list[dict[str, Any]]:
         del entry["batch"]
         try:
             entry |= {"value": _score(model, probe.batch, probe.measure), "error": None}
-        except ValueError as error:  # an encoding that is not defined there says so; that is its result
+        except ValueError as error:  # an encoding that is not defined past the trained length says so; that is its result
+            if probe.batch.ids.shape[1] <= task.trained_length:
+                raise
             entry |= {"value": None, "error": str(error)}
         found.append(entry)
     return found
@@ -147,6 +162,8 @@ def _score(model: Transformer, batch: Batch, measure: str) -> float:
     for ids, targets in zip(batch.ids.split(rows), batch.targets.split(rows), strict=True):
         logits = model(ids, 0)
         scored = targets != IGNORED
+        if not logits[scored].isfinite().all():
+            raise FloatingPointError(f"the logits over {ids.shape[1]} tokens are not finite")
         if measure.endswith("loss"):
             total += float(nn.functional.cross_entropy(logits[scored], targets[scored], reduction="sum"))
             count += int(scored.sum())
