@@ -7,7 +7,6 @@ import torch
 
 import posenc
 
-
 torch.set_num_threads(1)  # small tensors: more threads only wait for each other on a busy machine
 
 
