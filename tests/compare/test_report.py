@@ -7,6 +7,7 @@ import io
 import json
 import re
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -190,3 +191,22 @@ def test_committed_rates_cover_the_quick_preset_and_follow_the_rule():
 def test_the_rate_of_least_mean_loss_is_chosen():
     records = [{"learning_rate": r, "validation_loss": v} for r, v in [(1e-3, 0.5), (1e-3, 0.1), (3e-3, 0.4), (3e-4, 0.9)]]
     assert choose(records) == {"rate": 1e-3, "losses": {"0.0003": 0.9, "0.001": 0.3, "0.003": 0.4}}
+
+
+DOCS = Path(__file__).parents[2] / "docs" / "results"
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.json")), ids=lambda path: path.stem)
+def test_committed_reports_fit_the_schema(path):
+    jsonschema.validate(json.loads(path.read_text()), SCHEMA)
+
+
+def test_the_table_of_three_seeds_is_what_was_measured():
+    report = json.loads((DOCS / "copy-constant-three-seeds.json").read_text())
+    names = {"nope": "NoPE", "rope-25": "RoPE, 25 % of each head", "alibi": "ALiBi", "t5": "T5 bias", "rope": "RoPE"}
+    page = (DOCS / "README.md").read_text()
+    for cell in report["cells"]:
+        shown = [cell["in_range"], *(cell["bands"][band] for band in ("(1, 1.25]", "(1.25, 1.5]", "(1.5, 2]"))]
+        assert f"| {names[cell['row']]} | " + " | ".join(f"{value:.2f}" for value in shown) + " |" in page
+    past = {cell["row"]: cell["bands"]["(1, 1.25]"] for cell in report["cells"]}
+    assert past["nope"] > past["alibi"] > past["rope"]
