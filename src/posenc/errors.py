@@ -1,7 +1,8 @@
 """The exceptions that posenc raises beside ValueError and TypeError.
 
     ValueError
-    └── ShapeError          a tensor has the wrong shape
+    ├── ShapeError          a tensor has the wrong shape
+    └── ConfigError         a model's configuration cannot be read
     RuntimeError
     └── BackendRefused      no backend, or not the named one, can do this; says why for each
     ImportError             from `require`: an optional package is not installed
@@ -17,6 +18,10 @@ from types import ModuleType
 
 class ShapeError(ValueError):
     """A tensor's shape does not fit the others or the module."""
+
+
+class ConfigError(ValueError):
+    """A model's configuration is missing something, contradicts itself or cannot be read."""
 
 
 class BackendRefused(RuntimeError):
