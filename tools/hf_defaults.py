@@ -13,17 +13,18 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-KEYS = (
-    "hidden_size d_model n_embd num_attention_heads n_head num_heads n_heads head_dim num_hidden_layers n_layer num_layers "
-    "n_layers max_position_embeddings n_positions max_seq_len original_max_position_embeddings partial_rotary_factor rotary_dim "
-    "qk_rope_head_dim qk_nope_head_dim sliding_window use_sliding_window max_window_layers sliding_window_pattern no_rope_layers "
-    "no_rope_layer_interval attention_chunk_size attn_temperature_tuning floor_scale attn_scale relative_attention "
-    "relative_attention_num_buckets relative_attention_max_distance position_buckets max_relative_positions pos_att_type "
-    "position_biased_input alibi attention_window position_embedding_type max_source_positions max_target_positions pad_token_id "
-    "rope_interleave d_kv encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads use_rotary_embedding "
-    "memory_attention_hidden_size memory_attention_downsample_rate memory_attention_num_attention_heads global_attn_every_n_layers "
-    "layer_group_size full_attention_interval image_size patch_size rotary rope_theta max_2d_position_embeddings"
-).split()
+POSITION_KEYS = """
+hidden_size d_model n_embd num_attention_heads n_head num_heads n_heads head_dim num_hidden_layers n_layer num_layers
+n_layers max_position_embeddings n_positions max_seq_len original_max_position_embeddings partial_rotary_factor
+rotary_dim qk_rope_head_dim qk_nope_head_dim sliding_window use_sliding_window max_window_layers
+sliding_window_pattern no_rope_layers no_rope_layer_interval attention_chunk_size attn_temperature_tuning floor_scale
+attn_scale relative_attention relative_attention_num_buckets relative_attention_max_distance position_buckets
+max_relative_positions pos_att_type position_biased_input alibi attention_window position_embedding_type
+max_source_positions max_target_positions pad_token_id rope_interleave d_kv local_attention depth encoder_layers
+decoder_layers encoder_attention_heads decoder_attention_heads use_rotary_embedding memory_attention_hidden_size
+memory_attention_downsample_rate memory_attention_num_attention_heads global_attn_every_n_layers layer_group_size
+full_attention_interval image_size patch_size rotary rope_theta max_2d_position_embeddings
+"""
 PROBE_LAYERS = 61
 
 
@@ -43,7 +44,7 @@ def main() -> None:
 def describe(config_class: Any) -> dict[str, Any]:
     """The defaults of one configuration class, its layer pattern and its parts."""
     entry: dict[str, Any] = {}
-    for key in KEYS:
+    for key in POSITION_KEYS.split():
         value = getattr(config_class, key, None)
         if isinstance(value, (int, float, str, list, tuple)):
             entry[key] = list(value) if isinstance(value, tuple) else value
@@ -57,7 +58,9 @@ def describe(config_class: Any) -> dict[str, Any]:
     pattern = layer_pattern(config_class, instance)
     if pattern:
         entry["layer_types"] = pattern
-    parts = {name: part.model_type for name, part in (config_class.sub_configs or {}).items() if getattr(part, "model_type", "")}
+    parts = {
+        name: part.model_type for name, part in (config_class.sub_configs or {}).items() if getattr(part, "model_type", "")
+    }
     if parts:
         entry["parts"] = parts
     return entry

@@ -36,3 +36,9 @@ def test_impossible_ladders_are_refused(arguments):
 def test_other_widths_are_refused():
     with pytest.raises(ShapeError, match=r"2 frequencies for rotary_dim = 6. Expected one per pair, 3"):
         Explicit((1.0, 0.5)).frequencies(6)
+
+
+@pytest.mark.parametrize("arguments", [("12",), (1.0,), ((True,),), ((1.0,), "1"), ((1.0,), True)])
+def test_what_is_no_number_is_refused(arguments):
+    with pytest.raises(TypeError, match=r"Explicit: (inv_freq|amplitude) = .* Expected a (list of )?number"):
+        Explicit(*arguments)

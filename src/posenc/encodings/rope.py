@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -12,15 +12,8 @@ from posenc.core.rotary import Frequencies, Pairing, RotaryTable, check_rotary_d
 from posenc.core.sites import RotaryEncoding
 from posenc.core.spec import EncodingSpec, Reference
 from posenc.errors import ShapeError
+from posenc.schedules.base import Schedule, check_schedule
 from posenc.schedules.geometric import Geometric
-
-
-class Schedule(Protocol):
-    """A rule for frequencies: `Geometric`, `Explicit`, or your own frozen dataclass."""
-
-    def frequencies(
-        self, rotary_dim: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
-    ) -> Frequencies: ...
 
 
 @final
@@ -91,10 +84,7 @@ class RoPE(RotaryEncoding):
         angle_dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
-        if not callable(getattr(schedule, "frequencies", None)):
-            raise TypeError(
-                f"RoPE: schedule = {schedule!r}. Expected a schedule such as Geometric(10000.0). A bare base goes into Geometric."
-            )
+        check_schedule("RoPE", schedule)
         check_integers("RoPE", 1, head_dim=head_dim)
         check_integers("RoPE", start=start)
         rotary_dim = head_dim if rotary_dim is None else rotary_dim

@@ -1,7 +1,22 @@
 """Hugging Face models: read a configuration's positions, put posenc's tables into a model, extend a context."""
 
-from posenc.hf.plan import LayerPlan, PositionPlan, plan
+from posenc.hf.extension import extend
+from posenc.hf.patching import Patch, patch, unpatch
+from posenc.hf.position_plan import LayerPlan, PositionPlan, plan
 from posenc.hf.rotation import Axes, Rotation
 from posenc.hf.rules import BiasRule, InputTable, LogTemperature
 
-__all__ = ["Axes", "BiasRule", "InputTable", "LayerPlan", "LogTemperature", "PositionPlan", "Rotation", "plan"]
+__all__ = [
+    "Axes",
+    "BiasRule",
+    "InputTable",
+    "LayerPlan",
+    "LogTemperature",
+    "Patch",
+    "PositionPlan",
+    "Rotation",
+    "extend",
+    "patch",
+    "plan",
+    "unpatch",
+]

@@ -18,6 +18,7 @@ AxesStyle = Literal[
     "axial",  # rows in the first pairs, columns in the rest, a ladder each
     "axial columns first",
     "axial pairwise",  # column, row, column, row …
+    "axial pairwise from one",  # row, column, row, column …; whole numbers from 1
     "axial shared ladder",  # one ladder: even rungs for rows, odd ones for columns
     "axial blocks",  # each axis turns channels of its own
     "axial t h w",  # three axes
@@ -36,6 +37,9 @@ class Family:
         pairing_flag: a key that says whether pairs are interleaved.
         where: which channels of a head turn: the first, the last, or channels of their own beside unturned ones (MLA).
         base: of models that rotate without a key for it.
+        head_key: the key that holds the head width.
+        hidden_key: the key that holds the model width, where several could.
+        width: what turns where that is not a head: all channels before the heads part, or CLVP's rule.
         axes: how pairs share several axes.
         sections: pairs per axis where the configuration names none.
         turns: which layers turn.
@@ -55,9 +59,12 @@ class Family:
     pairing_flag: str | None = None
     where: Literal["leading", "trailing", "separate"] = "leading"
     base: float | None = None
+    head_key: str = "head_dim"
+    hidden_key: str | None = None
+    width: Literal["head", "hidden", "clvp", "memory"] = "head"
     axes: AxesStyle | None = None
     sections: tuple[int, ...] = ()
-    turns: Literal["all", "flags", "sliding", "sliding unless no window", "none", "position_embedding_type"] = "all"
+    turns: Literal["all", "flags", "sliding", "sliding unless no window", "none", "if rope", "if rotary", "listed"] = "all"
     entry: tuple[tuple[str, str], ...] = ()
     local: str | None = None
     everywhere: bool = False
@@ -92,6 +99,11 @@ FAMILIES: dict[str, Family] = {
         Family(pairing="interleaved"),
     ),
     **dict.fromkeys(("gptj", "codegen", "roformer"), Family(pairing="interleaved", base=10_000.0)),
+    "clvp_encoder": Family(base=10_000.0, width="clvp", turns="if rotary"),
+    "bamba": Family(turns="listed"),
+    "jetmoe": Family(head_key="kv_channels"),
+    "zamba2": Family(head_key="attention_head_dim"),
+    **dict.fromkeys(("qwen2_vl_vision", "qwen2_vl"), Family(hidden_key="embed_dim")),
     "nanochat": Family(remark="turns the other way: sine enters with the opposite sign, so its weights fit no other kernel as they are"),
     **dict.fromkeys(("cohere2", "cohere2_moe"), Family(pairing="interleaved", turns="sliding")),
     "llama4_text": Family(pairing="interleaved", turns="flags", temperature="llama4"),
@@ -121,7 +133,7 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("afmoe", "flint"), _SLIDING_TURNS),
     "smollm3": Family(turns="flags"),
     **dict.fromkeys(("exaone4", "exaone_moe"), Family(turns="sliding unless no window")),
-    "granitemoehybrid": Family(turns="position_embedding_type"),
+    "granitemoehybrid": Family(turns="if rope"),
     **dict.fromkeys(("nemotron_h", "jamba"), Family(turns="none")),
     "ministral3": Family(temperature="ministral"),
     # a base per kind of layer under old names
@@ -145,7 +157,9 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5_vl_moe_text": Family(axes="mrope alternating", sections=(22, 22, 20), pairing="interleaved"),
     "neomme": Family(axes="mrope pairwise"),
     # several axes: pictures
-    **dict.fromkeys(("edgetam_video", "sam2_video", "sam3_tracker_video", "sam3_vit_model"), _PAIRWISE_VISION),
+    "sam3_vit_model": _PAIRWISE_VISION,
+    **dict.fromkeys(("edgetam_video", "sam2_video", "sam3_tracker_video"), replace(_PAIRWISE_VISION, width="memory")),
+    "efficientloftr": Family(axes="axial pairwise from one", pairing="interleaved", width="hidden"),
     "inkling2_vision": Family(axes="axial columns first", pairing="interleaved"),
     "step3p5_vision": Family(axes="axial columns first"),
     "kimi_k25_vision": Family(axes="axial pairwise"),

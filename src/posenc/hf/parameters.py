@@ -68,7 +68,13 @@ def schedule_of(
 
 
 def _rule(
-    parameters: Keys, ladder: Geometric, kind: str, max_length: int | None, original_length: int | None, pairs: int, rounds: bool | None
+    parameters: Keys,
+    ladder: Geometric,
+    kind: str,
+    max_length: int | None,
+    original_length: int | None,
+    pairs: int,
+    rounds: bool | None,
 ) -> Schedule | LengthRule:
     match kind:
         case "default" | "axial":
@@ -83,7 +89,9 @@ def _rule(
             if alpha is not None:
                 parameters.read.add("factor")
                 return NTK(ladder, alpha)
-            return DynamicNTK(ladder, _factor(parameters, kind), _needed(parameters, max_length, "max_position_embeddings", kind))
+            return DynamicNTK(
+                ladder, _factor(parameters, kind), _needed(parameters, max_length, "max_position_embeddings", kind)
+            )
     original = _original(parameters, kind, max_length, original_length)
     match kind:
         case "llama3":
@@ -204,7 +212,9 @@ def _factor(parameters: Keys, kind: str, max_length: int | None = None, original
         return float(_needed(parameters, factor, "factor", kind))
     implied = max_length / original
     if factor is None:
-        parameters.note(f"{parameters.path('factor')} is not given: {implied:g}, the ratio of the lengths {max_length} and {original}")
+        parameters.note(
+            f"{parameters.path('factor')} is not given: {implied:g}, the ratio of the lengths {max_length} and {original}"
+        )
         return implied if implied > 1 else 1.0
     if implied not in (1.0, factor):
         parameters.note(

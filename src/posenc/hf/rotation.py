@@ -72,14 +72,25 @@ class Rotation:
     def pairs(self) -> int:
         return self.rotary_dim // 2 if self.axes is None else len(self.axes.of_pair)
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies change with the length in use."""
+        return isinstance(self.schedule, LengthRule)
+
     def frequencies(
-        self, *, length: int | None = None, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
+        self,
+        *,
+        length: int | Tensor | None = None,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
     ) -> Frequencies:
         """The frequencies at a length: ``[pairs]``, with several axes ``[axes, pairs]``."""
-        schedule = self.schedule
-        if isinstance(schedule, LengthRule):
-            schedule = schedule.at(length or self.original_length or 1)
-        ladder = schedule.frequencies(self.rotary_dim if self.axes is None else self.axes.ladder_dim, dtype=dtype, device=device)
+        width = self.rotary_dim if self.axes is None else self.axes.ladder_dim
+        if isinstance(self.schedule, LengthRule):
+            in_use = self.original_length or 1 if length is None else length
+            ladder = self.schedule.frequencies_at(width, in_use, dtype=dtype, device=device)
+        else:
+            ladder = self.schedule.frequencies(width, dtype=dtype, device=device)
         if self.axes is None:
             return ladder
         return Frequencies(self.axes.spread(ladder.inv_freq), ladder.amplitude)
@@ -88,7 +99,7 @@ class Rotation:
         self,
         positions: Tensor | Tokens,
         *,
-        length: int | None = None,
+        length: int | Tensor | None = None,
         dtype: torch.dtype = torch.float32,
         angle_dtype: torch.dtype = torch.float64,
     ) -> RotaryTable:

@@ -51,21 +51,31 @@ def _read_file(path: Path) -> dict[str, Any]:
         if path.is_dir():
             path = path / "config.json"
         if not path.is_file():
-            raise ConfigError(f"plan: {str(path)!r} is not a file. Expected config.json or a folder that holds it. Look at the path.")
+            raise ConfigError(
+                f"plan: {str(path)!r} is not a file. Expected config.json or a folder that holds it. Look at the path."
+            )
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise ConfigError(f"plan: {str(path)!r} has {size} bytes. Expected at most {MAX_BYTES}. A model's config.json is a few kilobytes.")
+            raise ConfigError(
+                f"plan: {str(path)!r} has {size} bytes. Expected at most {MAX_BYTES}. A model's config.json is a few kilobytes."
+            )
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"plan: {str(path)!r} cannot be read ({error}). Expected a UTF-8 text file. Look at the path.") from None
+        raise ConfigError(
+            f"plan: {str(path)!r} cannot be read ({error}). Expected a UTF-8 text file. Look at the path."
+        ) from None
     try:
         data = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constants, parse_int=_short_integer)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"plan: {str(path)!r} is not JSON (line {error.lineno}: {error.msg}). Expected one JSON object. Look at that line.") from None
+        raise ConfigError(
+            f"plan: {str(path)!r} is not JSON (line {error.lineno}: {error.msg}). Expected one JSON object. Look at that line."
+        ) from None
     except RecursionError:
-        raise ConfigError(f"plan: {str(path)!r} is nested too deeply. Expected at most {MAX_DEPTH} levels. Look at what wrote it.") from None
+        raise ConfigError(
+            f"plan: {str(path)!r} is nested too deeply. Expected at most {MAX_DEPTH} levels. Look at what wrote it."
+        ) from None
     return _plain(data, "", 0)  # type: ignore[no-any-return]
 
 
@@ -73,7 +83,9 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = [key for key, _ in pairs]
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ConfigError(f"plan: the key {twice!r} stands twice in one object. Expected every key once. Remove one of the two.")
+        raise ConfigError(
+            f"plan: the key {twice!r} stands twice in one object. Expected every key once. Remove one of the two."
+        )
     return dict(pairs)
 
 
@@ -90,20 +102,26 @@ def _short_integer(digits: str) -> int:
 def _plain(value: Any, where: str, depth: int) -> Any:
     """A copy made of dictionaries, lists and scalars only, so that nothing of the caller's is shared or changed."""
     if depth > MAX_DEPTH:
-        raise ConfigError(f"plan: {where} is nested deeper than {MAX_DEPTH} levels. Expected a model's configuration. Look at what wrote it.")
+        raise ConfigError(
+            f"plan: {where} is nested deeper than {MAX_DEPTH} levels. Expected a model's configuration. Look at what wrote it."
+        )
     if isinstance(value, Mapping):
         return {_key(k, where): _plain(v, f"{where}.{k}" if where else str(k), depth + 1) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v, where, depth + 1) for v in value]
     if depth == 0:
-        raise ConfigError(f"plan: the configuration is {_short(value)}. Expected an object with keys. Pass the content of config.json.")
+        raise ConfigError(
+            f"plan: the configuration is {_short(value)}. Expected an object with keys. Pass the content of config.json."
+        )
     return value
 
 
 def _key(key: object, where: str) -> str:
     if isinstance(key, (str, int)):
         return str(key)
-    raise ConfigError(f"plan: a key of type {type(key).__name__} in {where or 'the configuration'}. Expected names. Look at what made it.")
+    raise ConfigError(
+        f"plan: a key of type {type(key).__name__} in {where or 'the configuration'}. Expected names. Look at what made it."
+    )
 
 
 def _short(value: object) -> str:
@@ -124,8 +142,9 @@ class Keys:
         where: str = "",
         defaults: Mapping[str, Any] | None = None,
         notes: list[str] | None = None,
+        model_type: str = "",
     ) -> None:
-        self.data, self.where, self.defaults = data, where, defaults or {}
+        self.data, self.where, self.defaults, self.model_type = data, where, defaults or {}, model_type
         self.notes: list[str] = [] if notes is None else notes
         self.read: set[str] = set()
         self.assumed: dict[str, Any] = {}
@@ -173,7 +192,13 @@ class Keys:
         value = self.get(*names)
         if value is None:
             return None
-        rule = "a finite number" if least is None and above is None else f"a number above {above}" if least is None else f"a number of {least} or more"
+        rule = (
+            "a finite number"
+            if least is None and above is None
+            else f"a number above {above}"
+            if least is None
+            else f"a number of {least} or more"
+        )
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e300 < value < 1e300 or not isfinite(value):
             self.fail(names, value, rule)
         if (least is not None and value < least) or (least is None and above is not None and value <= above):
@@ -214,7 +239,7 @@ class Keys:
         if not isinstance(value, dict):
             self.fail(names, value, "an object with keys")
         given = next((name for name in names if name in self), names[0])
-        return Keys(value, self.path(given), notes=self.notes)
+        return Keys(value, self.path(given), notes=self.notes, model_type=self.model_type)
 
     def fail(self, names: tuple[str, ...] | str, value: object, rule: str, mend: str = "Look at what wrote the file.") -> Never:
         names = (names,) if isinstance(names, str) else names

@@ -10,6 +10,7 @@ import torch
 
 from posenc.core.rotary import Frequencies, check_rotary_dim
 from posenc.errors import ShapeError
+from posenc.schedules.base import keep_list
 
 
 @final
@@ -30,7 +31,10 @@ class Explicit:
     amplitude: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "inv_freq", tuple(float(f) for f in self.inv_freq))
+        keep_list(self, "inv_freq")
+        if isinstance(self.amplitude, bool) or not isinstance(self.amplitude, (int, float)):
+            raise TypeError(f"Explicit: amplitude = {self.amplitude!r}. Expected a number. Pass a plain int or float.")
+        object.__setattr__(self, "amplitude", float(self.amplitude))
         bad = [f for f in (*self.inv_freq, self.amplitude) if not isfinite(f)]
         if bad or not self.inv_freq or self.amplitude == 0:
             raise ValueError(

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import final
 
 import torch
+from torch import Tensor
 
 from posenc.core.rotary import Frequencies, check_rotary_dim
 
@@ -51,5 +52,34 @@ class Geometric:
     ) -> Frequencies:
         """The frequencies of ``rotary_dim / 2`` pairs, computed in ``dtype``."""
         check_rotary_dim(rotary_dim, name="Geometric.frequencies")
-        exponent = torch.arange(0, rotary_dim, 2, dtype=torch.int64, device=device).to(dtype) / rotary_dim
-        return Frequencies(1.0 / (self.base**exponent))
+        return Frequencies(1.0 / powers(self.base, rotary_dim, dtype=dtype, device=device))
+
+
+def powers(
+    base: float | Tensor,
+    rotary_dim: int,
+    *,
+    pairs: int | None = None,
+    dtype: torch.dtype,
+    device: torch.device | str | None,
+) -> Tensor:
+    """``base^(2i / rotary_dim)``, the reciprocal of the ladder, of the first ``pairs`` pairs; all by default.
+
+    Several bases at once end in an axis of 1: ``[*batch, 1]`` gives ``[*batch, pairs]``.
+    """
+    turning = rotary_dim if pairs is None else 2 * pairs
+    exponent = torch.arange(0, turning, 2, dtype=torch.int64, device=device).to(dtype) / rotary_dim
+    return torch.pow(base, exponent)
+
+
+def check_geometric(name: str, schedule: object) -> None:
+    """Refuse a schedule without a base of its own, for rules that change or read it.
+
+    Raises:
+        TypeError: not a `Geometric`.
+    """
+    if not isinstance(schedule, Geometric):
+        raise TypeError(
+            f"{name}: schedule = {schedule!r}. Expected a Geometric, whose base the rule reads. A bare base goes into "
+            "Geometric; to apply two rules, put Linear or Llama3 outside."
+        )

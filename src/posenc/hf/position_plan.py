@@ -107,10 +107,20 @@ class PositionPlan:
         """
         rotation = self.layers[layer].rotation
         if rotation is None:
-            turning = next((i for i, entry in enumerate(self.layers) if entry.rotation), None)
+            turning = self._first_that_turns()
             mend = "No layer of this model does." if turning is None else f"Layer {turning} is the first that does."
-            raise ConfigError(f"rotary_table: layer {layer} of {self.model_type!r} does not rotate. Expected one that does. {mend}")
+            raise ConfigError(
+                f"rotary_table: layer {layer} of {self.model_type!r} does not rotate. Expected one that does. {mend}"
+            )
         return rotation.table(positions, length=length, dtype=dtype, angle_dtype=angle_dtype)
+
+    def _first_that_turns(self) -> int | None:
+        before = 0
+        for entry, count in self.runs:
+            if entry.rotation is not None:
+                return before
+            before += count
+        return None
 
     def to_config(self, version: int = 5) -> dict[str, Any]:
         """The configuration with its rotary keys written as transformers 4 or 5 writes them; other keys untouched.

@@ -1,0 +1,372 @@
+"""One layer after another: does it turn, how, and what else it does with positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from posenc.core.rotary import Pairing
+from posenc.errors import ConfigError
+from posenc.hf.axes import axes_of
+from posenc.hf.blocks import Blocks
+from posenc.hf.defaults import model_defaults
+from posenc.hf.families import NO_ATTENTION, Family
+from posenc.hf.parameters import rope_type, schedule_of
+from posenc.hf.position_plan import LayerPlan
+from posenc.hf.rotation import Rotation
+from posenc.hf.rules import BiasRule, LogTemperature
+from posenc.hf.source import MAX_LAYERS, Keys
+from posenc.schedules.yarn import YaRN
+
+WIDTH = ("hidden_size", "d_model", "n_embd")
+HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_num_attention_heads", "encoder_num_attention_heads")
+DEPTH = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
+LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
+
+
+def layer_kinds(keys: Keys, defaults: Mapping[str, Any]) -> list[str]:
+    """The kind of every layer, from the list that the file holds or the rule that its class has."""
+    listed = keys.items("layer_types", of=str)
+    if listed is None:
+        listed = keys.items("layers_block_type", of=str)
+    depth = keys.integer(*DEPTH, least=0, most=MAX_LAYERS)
+    if depth is None:
+        depth = keys.integer("decoder_layers", "encoder_layers", least=0, most=MAX_LAYERS) if listed is None else len(listed)
+    if depth is None:
+        keys.note("the number of layers is not given: one layer stands for all")
+        depth = 1
+    if listed is not None:
+        if len(listed) < depth:
+            keys.fail(
+                "layer_types",
+                f"{len(listed)} entries",
+                f"one per layer, {depth}",
+                "Add the missing kinds or mend num_hidden_layers.",
+            )
+        return listed[:depth]
+    return _kinds_by_rule(keys, defaults.get("layer_types"), depth)
+
+
+def _kinds_by_rule(keys: Keys, rule: Mapping[str, Any] | None, depth: int) -> list[str]:
+    if rule is None:
+        window = keys.data.get("sliding_window") is not None and keys.data.get("use_sliding_window") is not False
+        return ["sliding_attention" if window else "full_attention"] * depth
+    if "list" in rule:
+        cycle = list(rule["list"])
+    else:
+        cycle = list(rule.get("prefix", ())) + list(rule["cycle"]) * (depth // len(rule["cycle"]) + 1)
+    period = keys.integer(
+        "sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers", "layer_group_size", most=MAX_LAYERS
+    )
+    if period and len(rule.get("cycle", ())) > 1 and set(rule["cycle"][:-1]) != {rule["cycle"][-1]}:
+        cycle = ([rule["cycle"][0]] * (period - 1) + [rule["cycle"][-1]]) * (depth // period + 1)
+    if keys.flag("use_sliding_window"):
+        start = keys.integer("max_window_layers", least=0) or 0
+        cycle = ["full_attention" if i < start else "sliding_attention" for i in range(depth)]
+    kinds = (cycle + ["full_attention"] * depth)[:depth]
+    if rule.get("last") and depth:
+        kinds[-1] = rule["last"]
+    if len(set(kinds)) > 1:
+        keys.note(f"layer_types is not given: the rule of {keys.model_type!r} is taken")
+    return kinds
+
+
+class LayerReader:
+    """Makes the plan of one layer after another."""
+
+    def __init__(self, keys: Keys, family: Family, blocks: Blocks, max_length: int | None) -> None:
+        self.keys, self.family, self.blocks, self.max_length = keys, family, blocks, max_length
+        self.rotations: dict[tuple[str | None, int, float | None], Rotation] = {}
+        self.flags = keys.items("no_rope_layers", of=(int, bool)) if family.turns == "flags" else None
+        self.interval = keys.integer("no_rope_layer_interval", most=MAX_LAYERS) if family.turns == "flags" else None
+        self.bases = keys.items("layer_rope_theta", of=(int, float))
+        self.window = keys.integer("sliding_window", "sliding_window_size", least=0) or None
+        if keys.flag("use_sliding_window") is False:
+            self.window = None
+        around = keys.integer("local_attention", least=0)
+        if around:  # ModernBERT: half of it before the token, half after
+            self.window = 2 * (around // 2) + 1
+        self.chunk = keys.integer("attention_chunk_size")
+        self.overrides = self._overrides()
+        self.bias = self._bias()
+        self.temperature = self._temperature()
+        self.global_head_dim = (keys.integer("global_head_dim") or family.global_head_dim) if family.global_head_dim else None
+
+    def layer(self, index: int, kind: str) -> LayerPlan:
+        turns = self._turns(index, kind)
+        label = self._label(kind)
+        rotation = self._rotation(label, index, kind) if turns else None
+        sliding = kind in ("sliding_attention", "hybrid_sliding", "local_attention")
+        own = self.overrides.get(index, {})
+        window = own.get("sliding_window", self.window) if sliding else None
+        temperature = self.temperature
+        if self.family.temperature == "llama4" and turns:
+            temperature = None
+        factor = 1.0
+        if self.family.mscale and rotation is not None and isinstance(rotation.schedule, YaRN):
+            factor = rotation.schedule.scale_multiplier
+        return LayerPlan(
+            kind=kind,
+            rotation=rotation,
+            bias=None if kind in NO_ATTENTION else self.bias,
+            window=window,
+            chunk=self.chunk if kind == "chunked_attention" else None,
+            temperature=temperature,
+            score_factor=factor,
+            entry=label if rotation is not None else None,
+        )
+
+    def _turns(self, index: int, kind: str) -> bool:
+        keys = self.keys
+        if not self.blocks or kind in NO_ATTENTION or self.family.turns == "none":
+            return False
+        if self.bases is not None and (index >= len(self.bases) or not self.bases[index]):
+            return False
+        match self.family.turns:
+            case "flags":
+                if self.flags:
+                    if index >= len(self.flags):
+                        keys.fail("no_rope_layers", f"{len(self.flags)} entries", "one per layer, 1 where it turns")
+                    return bool(self.flags[index])
+                return not self.interval or (index + 1) % self.interval != 0
+            case "sliding":
+                return kind == "sliding_attention"
+            case "sliding unless no window":
+                return kind == "sliding_attention" or self.window is None
+            case "if rope":
+                return keys.text("position_embedding_type") == "rope"
+            case "if rotary":
+                return bool(keys.flag("use_rotary_embedding"))
+            case "listed":
+                return index in (keys.items("attn_layer_indices", of=int) or ())
+        if self.family.bias == "alibi if asked" and keys.flag("alibi"):
+            return False
+        return self.blocks.get(self._label(kind)) is not None
+
+    def _label(self, kind: str) -> str | None:
+        if None in self.blocks or not self.blocks:
+            return None
+        label = dict(self.family.entry).get(kind, kind)
+        if label in self.blocks:
+            return label
+        if len(self.blocks) == 1:
+            return next(iter(self.blocks))
+        if kind in NO_ATTENTION:
+            return None
+        raise ConfigError(
+            f"plan: layers of kind {kind!r} have no block in rope_parameters, which holds {', '.join(map(str, self.blocks))}. Expected one "
+            "per kind of layer. Add it, or null for layers that do not turn."
+        )
+
+    def _rotation(self, label: str | None, index: int, kind: str) -> Rotation:
+        block = self.blocks[label]
+        assert block is not None
+        base = self.bases[index] if self.bases is not None else None
+        head_dim = self._head_dim(index, kind)
+        if (label, head_dim, base) not in self.rotations:
+            if base is not None:
+                block = Keys({**block.data, "rope_theta": base}, block.where, notes=block.notes)
+            self.rotations[label, head_dim, base] = self._make(block, head_dim, nested=label is not None)
+        return self.rotations[label, head_dim, base]
+
+    def _make(self, block: Keys, head_dim: int, *, nested: bool) -> Rotation:
+        family, keys = self.family, self.keys
+        kind = rope_type(block)
+        if keys.model_type in ("phi3", "phi4_multimodal", "phi4mm") and kind == "yarn":
+            kind = "longrope"
+        rotary_dim, start = self._span(block, head_dim, kind)
+        axes = None
+        style = family.axes
+        sections = block.items("mrope_section", "xdrope_section", of=int, most=16)
+        if sections and keys.model_type in ("hunyuan_vl", "hunyuan_vl_text"):
+            raise ConfigError(
+                f"plan: {block.path('mrope_section')} = {sections} for {keys.model_type!r}, which gives the two channels of a pair "
+                "different angles. Expected a rotation. Use the model's own code for its positions."
+            )
+        flag = block.flag("mrope_interleaved")
+        if style is None and sections:
+            style = "mrope interleaved" if flag else "mrope chunked"
+        if style is None and kind == "axial":
+            style = "axial"
+        if style is not None:
+            axes = axes_of(style, rotary_dim, tuple(sections or family.sections), block.where, given=bool(sections))
+            if style == "mrope interleaved" and not sections:
+                block.note(f"mrope_section is not given: {list(family.sections)}, the default of {keys.model_type!r}")
+        rounds = None
+        if kind == "yarn" and nested and block.flag("truncate") is False:
+            block.note(
+                f"{block.path('truncate')} = false is not honoured by transformers 5.24, which looks for it outside the nested block: "
+                "bounds are rounded here too"
+            )
+            rounds = True
+        schedule = schedule_of(
+            block,
+            kind=kind,
+            max_length=self.max_length,
+            original_length=None if nested else keys.integer("original_max_position_embeddings"),
+            pairs=rotary_dim // 2,
+            rounds=rounds,
+        )
+        if family.remark:
+            block.note(family.remark)
+        original = getattr(schedule, "original_length", None) or self.max_length
+        width = start + rotary_dim if family.where == "separate" else head_dim
+        return Rotation(schedule, width, rotary_dim, start, self._pairing(), axes, original)
+
+    def _pairing(self) -> Pairing:
+        if self.family.pairing_flag:
+            return "interleaved" if self.keys.flag(self.family.pairing_flag) else "half"
+        return self.family.pairing
+
+    def _span(self, block: Keys, head_dim: int, kind: str) -> tuple[int, int]:
+        """How many channels turn and the first that does."""
+        keys, family = self.keys, self.family
+        share = block.number("partial_rotary_factor", least=0.0)
+        if family.where == "separate":
+            return self._even("qk_rope_head_dim", self._rope_head_dim(), head_dim), keys.integer(
+                "qk_nope_head_dim", least=0
+            ) or 0
+        if kind == "proportional" or family.width == "hidden":
+            return self._even("head_dim", head_dim, head_dim), 0
+        if family.width == "clvp":
+            share_of_projection = (keys.integer("projection_dim") or 0) // (2 * (keys.integer(*HEADS) or 1))
+            return self._even("projection_dim", max(share_of_projection, 32), head_dim), 0
+        explicit = keys.integer("rotary_dim") if self._reads_rotary_dim() else None
+        if explicit is not None and "partial_rotary_factor" not in block:
+            rotary_dim, name = explicit, "rotary_dim"
+        else:
+            rotary_dim, name = int(head_dim * (1.0 if share is None else share)), "partial_rotary_factor"
+        self._even(name, rotary_dim, head_dim)
+        return rotary_dim, head_dim - rotary_dim if family.where == "trailing" else 0
+
+    def _reads_rotary_dim(self) -> bool:
+        model_type = self.keys.model_type
+        return self.family.base is not None or model_type == "minimax_m2" or model_type not in model_defaults()
+
+    def _rope_head_dim(self) -> int:
+        width = self.keys.integer("qk_rope_head_dim", most=2**20)
+        if width is None:
+            raise ConfigError("plan: qk_rope_head_dim is missing. Expected the width of the channels that turn. Add it.")
+        return width
+
+    def _even(self, name: str, rotary_dim: int, head_dim: int) -> int:
+        if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > max(head_dim, 2):
+            raise ConfigError(
+                f"plan: {name} leaves {rotary_dim} rotating channels of head_dim = {head_dim}. Expected an even number from 2 to "
+                "head_dim: channels turn in pairs. Look at head_dim and partial_rotary_factor."
+            )
+        return rotary_dim
+
+    def _head_dim(self, index: int, kind: str) -> int:
+        keys, family = self.keys, self.family
+        own = self.overrides.get(index, {}).get("head_dim")
+        if own is not None:
+            return int(own)
+        if self.global_head_dim and kind == "full_attention" and not self.overrides:
+            return self.global_head_dim
+        if family.where == "separate":
+            keys.get("head_dim")
+            return self._rope_head_dim()
+        if family.width == "memory":
+            hidden = keys.integer("memory_attention_hidden_size") or 0
+            rate = keys.integer("memory_attention_downsample_rate") or 1
+            return hidden // (rate * (keys.integer("memory_attention_num_attention_heads") or 1))
+        given = keys.integer(*dict.fromkeys((family.head_key, "head_dim")), most=2**20) if family.width == "head" else None
+        if given is not None:
+            return given
+        names = ("embed_dim",) if "embed_dim" in keys and keys.model_type in ("qwen2_vl", "qwen2_vl_vision") else WIDTH
+        width = keys.integer(*names, most=2**24)
+        if family.width == "hidden" and width:
+            return width
+        heads = keys.integer(*HEADS, "encoder_attention_heads", "speech_encoder_attention_heads", most=2**20)
+        if width is None or heads is None:
+            raise ConfigError(
+                f"plan: head_dim cannot be derived: hidden_size = {width}, num_attention_heads = {heads}. Expected head_dim, or both of "
+                "these. Add head_dim."
+            )
+        if width < heads:
+            raise ConfigError(
+                f"plan: hidden_size = {width} for num_attention_heads = {heads}. Expected at least one channel per head. Look at both."
+            )
+        if width % heads:
+            keys.note(
+                f"hidden_size = {width} does not divide over {heads} heads: head_dim = {width // heads}, as transformers computes it"
+            )
+        return width // heads
+
+    def _overrides(self) -> dict[int, dict[str, Any]]:
+        per_layer = self.keys.mapping("per_layer_config")
+        if per_layer is None:
+            return {}
+        result = {}
+        for name in per_layer.data:
+            inner = per_layer.mapping(name)
+            if inner is None or not name.isdecimal() or len(name) > 6:
+                per_layer.fail(name, per_layer.data[name], "an object under the number of a layer")
+            entry: dict[str, Any] = {"head_dim": inner.integer("head_dim", most=2**20)}
+            if "sliding_window" in inner.data:
+                entry["sliding_window"] = inner.integer("sliding_window")
+            result[int(name)] = {k: v for k, v in entry.items() if v is not None or k == "sliding_window"}
+        return result
+
+    def _bias(self) -> BiasRule | None:
+        keys = self.keys
+        heads = (
+            None
+            if isinstance(keys.data.get("num_heads"), list)
+            else keys.integer(*HEADS, "decoder_attention_heads", most=2**20)
+        )
+        match self.family.bias:
+            case "alibi":
+                inner = keys.mapping("attn_config")
+                if inner is not None and inner.flag("alibi") is False:
+                    return None
+                most = inner.integer("alibi_bias_max") if inner is not None else None
+                return BiasRule("alibi", heads, (("largest_exponent", most),) if most and most != 8 else ())
+            case "alibi if asked":
+                if keys.flag("alibi"):
+                    keys.note("the bias is added before the division by √head_dim: slopes act as slope / √head_dim")
+                    return BiasRule("alibi", heads)
+                return None
+            case "t5":
+                buckets = keys.integer("relative_attention_num_buckets") or 32
+                reach = keys.integer("relative_attention_max_distance") or 128
+                keys.note(
+                    "scores are not divided by √head_dim, which T5 absorbs in its initialisation; all layers share one bias table"
+                )
+                return BiasRule("t5", heads, (("buckets", buckets), ("farthest", reach)))
+            case "deberta":
+                if not keys.flag("relative_attention"):
+                    return None
+                farthest, share = keys.integer("max_relative_positions", least=-1), keys.integer("position_buckets", least=-1)
+                details: list[tuple[str, object]] = [("farthest", farthest if farthest and farthest > 0 else keys.integer(*LENGTH))]
+                if share and share > 0:
+                    details.append(("buckets", share))
+                terms = keys.get("pos_att_type")
+                details.append(("terms", "|".join(terms) if isinstance(terms, list) else terms or "none"))
+                return BiasRule("deberta", heads, tuple(details))
+            case "swin":
+                window = keys.get("window_size")
+                return BiasRule("swin", None, (("window", window),) if isinstance(window, int) else ())
+            case "transformer-xl":
+                return BiasRule("transformer-xl", heads)
+        kind = keys.text("position_embedding_type")
+        if kind in ("relative_key", "relative_key_query"):
+            return BiasRule(
+                "shaw", heads, (("farthest", keys.integer(*LENGTH)), ("terms", "q·k" if kind.endswith("query") else "q"))
+            )
+        return None
+
+    def _temperature(self) -> LogTemperature | None:
+        keys = self.keys
+        if self.family.temperature == "llama4":
+            if keys.flag("attn_temperature_tuning") is False:
+                return None
+            strength, floor = keys.number("attn_scale"), keys.integer("floor_scale")
+            return LogTemperature(0.1 if strength is None else strength, floor or 8192, shift=1)
+        block = self.blocks.get(None)
+        strength = None if block is None else block.number("llama_4_scaling_beta", least=0.0)
+        if not strength or block is None:
+            return None
+        original = block.integer("original_max_position_embeddings") or self.max_length
+        return LogTemperature(strength, original) if original else None

@@ -1,0 +1,256 @@
+"""`patch`: posenc's rotary tables in a loaded transformers model, its arithmetic untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Literal, Self, final
+
+import torch
+from torch import Tensor, nn
+
+from posenc.core.rotary import RotaryTable
+from posenc.errors import ConfigError
+from posenc.hf.position_plan import PositionPlan, plan
+from posenc.hf.rotation import Rotation
+
+Form = Literal["tiled", "repeated", "half", "blocks", "complex"]
+"""How a module writes one column per pair: cat(f, f); each column twice; as it is; cat(f, f) per axis; cos + i·sin."""
+
+_CLOSE = 2.0**-22  # a table formed in another order, or by polar, may differ by an ulp of 1
+
+
+@final
+class Patch:
+    """What `patch` did; as a context manager it undoes it at the end.
+
+    Attributes:
+        replaced: names of the modules whose tables are posenc's now.
+        left: names of rotary modules that were left alone, with the reason.
+    """
+
+    def __init__(self, model: nn.Module, replaced: tuple[str, ...], left: dict[str, str]) -> None:
+        self._model, self.replaced, self.left = model, replaced, left
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        unpatch(self._model)
+
+    def __repr__(self) -> str:
+        left = "".join(f"; left {name}: {reason}" for name, reason in self.left.items())
+        return f"Patch({', '.join(self.replaced)}{left})"
+
+
+def patch(model: nn.Module, *, angle_dtype: torch.dtype = torch.float64) -> Patch:
+    """Swap the rotary tables of a loaded transformers model for posenc's; only cosine and sine change, never the rotation.
+
+    The thing people get wrong: a table that looks right at the start of a text. Angles formed in float32 lose 10⁻²
+    radians at position 130,000; those of posenc do not. With ``angle_dtype=torch.float32`` the model's logits stay
+    bit-equal, which shows that nothing else changed.
+
+    Rules that depend on the length keep the model's own switch: the length is the largest position of the batch plus
+    one, at every call.
+
+    Args:
+        model: a model of the transformers library; changed in place.
+        angle_dtype: float64 is exact; float32 reproduces transformers.
+
+    Returns:
+        A `Patch`: what was replaced, what was left and why. Use it with ``with`` to undo the change at the end.
+
+    Raises:
+        ConfigError: no rotary module whose table posenc reproduces; the reasons are in the message.
+        ValueError: a model that is patched already.
+        TypeError: not a module, or another ``angle_dtype``.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> model = LlamaModel(LlamaConfig(vocab_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        ...                                num_attention_heads=2))
+        >>> with patch(model) as done:
+        ...     done.replaced
+        ('rotary_emb',)
+
+    Differs from:
+        transformers: dynamic NTK there remembers the longest call until a short one; here a table depends on the call
+        alone. In generation from a fresh model the two are the same.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"patch: a {type(model).__name__}. Expected a model of the transformers library. Load it first.")
+    if angle_dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"patch: angle_dtype = {angle_dtype}. Expected torch.float64 or torch.float32. Use float64.")
+    if any(isinstance(module, PatchedRotary) for module in model.modules()):
+        raise ValueError("patch: the model is patched already. Expected its own rotary modules. Call unpatch(model) first.")
+    replaced: list[str] = []
+    left: dict[str, str] = {}
+    for name, parent, attribute, module in list(_rotary_modules(model)):
+        try:
+            swapped = PatchedRotary(module, angle_dtype)
+        except ConfigError as error:
+            left[name] = str(error)
+            continue
+        setattr(parent, attribute, swapped)
+        replaced.append(name)
+    if not replaced:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items()) or "it has no rotary module"
+        raise ConfigError(
+            f"patch: nothing in {type(model).__name__} can be replaced ({reasons}). Expected a transformers model that rotates queries and "
+            "keys. Print posenc.hf.plan(model.config) to see what it does."
+        )
+    return Patch(model, tuple(replaced), left)
+
+
+def unpatch(model: nn.Module) -> None:
+    """Put the model's own rotary modules back. A model that is not patched stays as it is."""
+    for parent in list(model.modules()):
+        for attribute, module in list(parent.named_children()):
+            if isinstance(module, PatchedRotary):
+                setattr(parent, attribute, module.original)
+
+
+def rotary_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of a transformers model that make rotary tables, by name."""
+    for name, _, _, module in _rotary_modules(model):
+        yield name, module
+
+
+def _rotary_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
+    for prefix, parent in model.named_modules():
+        for attribute, module in parent.named_children():
+            kind = type(module).__name__
+            if ("Rotary" in kind or "RopePosition" in kind) and not isinstance(module, PatchedRotary):
+                yield f"{prefix}.{attribute}" if prefix else attribute, parent, attribute, module
+
+
+@final
+class PatchedRotary(nn.Module):
+    """A rotary module of transformers whose tables posenc makes; called and answering like the original."""
+
+    def __init__(self, original: nn.Module, angle_dtype: torch.dtype) -> None:
+        super().__init__()
+        config = getattr(original, "config", None)
+        if config is None or not hasattr(config, "to_dict"):
+            raise ConfigError(f"{type(original).__name__} keeps no configuration")
+        if any(True for _ in original.parameters()):
+            raise ConfigError(f"{type(original).__name__} learns its frequencies")
+        self.angle_dtype = angle_dtype
+        self.writers: dict[str | None, _Writer] = {}
+        positions = plan(config)
+        labels = getattr(original, "rope_type", None)
+        fresh = _fresh(original, config)
+        for label in labels if isinstance(labels, dict) and labels else [None]:
+            rotation = _rotation(positions, label)
+            if rotation is not None:
+                self.writers[label] = _Writer.probe(fresh, rotation, label)
+        if not self.writers:
+            raise ConfigError(f"no layer of {positions.model_type!r} uses it")
+        self.original = original
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # what else models read from the module: inv_freq, rope_type, attention_scaling …
+            return getattr(super().__getattr__("original"), name)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
+        writer = self.writers.get(layer_type)
+        if writer is None:  # a block that no layer uses
+            return self.original(x, position_ids, layer_type)
+        return writer(x, position_ids, self.angle_dtype)
+
+
+class _Writer:
+    """Makes one layer type's table in the module's own form."""
+
+    def __init__(self, rotation: Rotation, form: Form, sine_first: bool, leading: bool, keeps_dtype: bool) -> None:
+        self.rotation, self.form, self.sine_first = rotation, form, sine_first
+        self.leading, self.keeps_dtype = leading, keeps_dtype
+
+    @classmethod
+    def probe(cls, fresh: nn.Module, rotation: Rotation, label: str | None) -> _Writer:
+        """Find the form by comparing posenc's float32 table with a freshly built module's."""
+        positions = _probe_positions(rotation)
+        rest = () if label is None else (label,)
+        try:
+            theirs = fresh(torch.zeros(1, dtype=torch.bfloat16), positions, *rest)
+            exact = fresh(torch.zeros(1), positions, *rest)
+        except (TypeError, IndexError, RuntimeError, AttributeError, ValueError) as error:
+            raise ConfigError(f"{type(fresh).__name__} is not called with positions ({error})") from None
+        table = rotation.table(_as_axes(rotation, positions), angle_dtype=torch.float32)
+        first = exact if isinstance(exact, Tensor) else exact[0]
+        forms: list[Form] = ["complex"] if first.is_complex() else ["tiled", "repeated", "half", "blocks"]
+        for form in forms:
+            for sine_first in (False, True):
+                cos, sin = _written(table, form, rotation)
+                ours = torch.complex(cos, sin) if form == "complex" else sin if sine_first else cos
+                leading = first.ndim == ours.ndim + 1
+                seen = first[0] if leading and first.shape[0] == 1 else first
+                if seen.shape == ours.shape and (seen - ours).abs().max() <= _CLOSE:
+                    answer = theirs if isinstance(theirs, Tensor) else theirs[0]
+                    return cls(rotation, form, sine_first, leading, answer.dtype == torch.bfloat16)
+        raise ConfigError(f"the table of {type(fresh).__name__} is not the one that its configuration stands for")
+
+    def __call__(self, x: Tensor, position_ids: Tensor, angle_dtype: torch.dtype) -> Any:
+        positions = _as_axes(self.rotation, position_ids)
+        length = position_ids.max() + 1 if self.rotation.depends_on_length else None
+        table = self.rotation.table(positions, length=length, angle_dtype=angle_dtype)
+        cos, sin = _written(table, self.form, self.rotation)
+        if self.leading:
+            cos, sin = cos[None], sin[None]
+        if self.form == "complex":
+            return torch.complex(cos, sin)
+        if self.keeps_dtype:
+            cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+        return (sin, cos) if self.sine_first else (cos, sin)
+
+
+def _written(table: RotaryTable, form: Form, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    def write(half: Tensor) -> Tensor:
+        match form:
+            case "tiled":
+                return torch.cat((half, half), dim=-1)
+            case "repeated":
+                return half.repeat_interleave(2, dim=-1)
+            case "blocks":
+                count = 1 if rotation.axes is None else rotation.axes.blocks
+                return torch.cat([part for block in half.chunk(count, dim=-1) for part in (block, block)], dim=-1)
+        return half
+
+    return write(table.cos), write(table.sin)
+
+
+def _as_axes(rotation: Rotation, position_ids: Tensor) -> Tensor:
+    """Positions with the axes last: transformers puts those of text with images first."""
+    if rotation.axes is not None and rotation.axes.text and position_ids.ndim == 3:
+        return position_ids.movedim(0, -1)
+    return position_ids
+
+
+def _probe_positions(rotation: Rotation) -> Tensor:
+    steps = torch.tensor([[0, 1, 7, 23, 5]])
+    if rotation.axes is None:
+        return steps
+    count = len(rotation.axes.names)
+    spread = steps[0, :, None] * torch.arange(1, count + 1)
+    if rotation.axes.text:
+        return spread.T[:, None]
+    return spread[None] if rotation.axes.blocks > 1 else spread
+
+
+def _rotation(positions: PositionPlan, label: str | None) -> Rotation | None:
+    for layer, _ in positions.runs:
+        if layer.rotation is not None and (label is None or layer.entry == label):
+            return layer.rotation
+    return None
+
+
+def _fresh(original: nn.Module, config: Any) -> nn.Module:
+    build: Callable[..., nn.Module] = type(original)
+    try:
+        with torch.device("cpu"):
+            return build(config=config)
+    except TypeError:
+        raise ConfigError(f"{type(original).__name__} is not built from a configuration alone") from None
