@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "posenc.errors": ["BackendRefused", "ShapeError"],
+    "posenc.errors": ["BackendRefused", "ConfigError", "ShapeError"],
     "posenc.core.tokens": [
         "Tokens", "contiguous", "decode", "follow", "grid", "packed", "padded", "seconds", "shard",
     ],
+    "posenc.core.multimodal": ["multimodal", "next_positions", "on_axes", "patch_centres"],
     "posenc.core.mask": ["CAUSAL", "FULL", "Mask", "causal", "same_segment", "visible", "window"],
     "posenc.core.distance": ["pairwise_distance", "t5_bucket"],
     "posenc.core.rotary": [
         "Frequencies", "Pairing", "RotaryTable", "apply_rotary", "apply_rotary_pair", "inverse", "rotary_table",
         "rotary_table_nd", "transpose",
     ],
+    "posenc.core.rerotate": ["rerotate", "rerotation_error"],
     "posenc.core.sinusoid": ["sinusoid"],
     "posenc.core.bias": [
         "DenseBias", "FormulaBias", "KeyBias", "QueryTableBias", "ScoreBias", "SlopeBias", "SumBias", "TableBias",
@@ -31,12 +33,25 @@ _HOME = {
         "ScoreEncoding",
     ],
     "posenc.core.spec": ["EncodingSpec", "ModelShape", "Reference"],
+    "posenc.schedules.base": ["AtLength", "LengthRule", "Schedule"],
     "posenc.schedules.geometric": ["Geometric"],
     "posenc.schedules.explicit": ["Explicit"],
+    "posenc.schedules.linear": ["Linear"],
+    "posenc.schedules.ntk": ["NTK"],
+    "posenc.schedules.dynamic_ntk": ["DynamicNTK"],
+    "posenc.schedules.yarn": ["YaRN"],
+    "posenc.schedules.llama3": ["Llama3"],
+    "posenc.schedules.longrope": ["LongRoPE"],
+    "posenc.schedules.proportional": ["Proportional"],
     "posenc.encodings.nope": ["NoPE"],
     "posenc.encodings.sinusoidal": ["Sinusoidal"],
     "posenc.encodings.learned": ["Learned"],
     "posenc.encodings.rope": ["RoPE"],
+    "posenc.encodings.axial": ["AxialRoPE"],
+    "posenc.encodings.mrope": ["MRoPE", "axis_of_pair"],
+    "posenc.encodings.mixed": ["MixedRoPE"],
+    "posenc.encodings.xpos": ["XPos"],
+    "posenc.encodings.pope": ["PoPE"],
     "posenc.encodings.alibi": ["ALiBi", "alibi_slopes"],
     "posenc.encodings.t5": ["T5Bias"],
     "posenc.encodings.randomized": ["Randomized"],
@@ -95,6 +110,12 @@ if TYPE_CHECKING:
     from posenc.core.mask import same_segment as same_segment
     from posenc.core.mask import visible as visible
     from posenc.core.mask import window as window
+    from posenc.core.multimodal import multimodal as multimodal
+    from posenc.core.multimodal import next_positions as next_positions
+    from posenc.core.multimodal import on_axes as on_axes
+    from posenc.core.multimodal import patch_centres as patch_centres
+    from posenc.core.rerotate import rerotate as rerotate
+    from posenc.core.rerotate import rerotation_error as rerotation_error
     from posenc.core.rotary import Frequencies as Frequencies
     from posenc.core.rotary import Pairing as Pairing
     from posenc.core.rotary import RotaryTable as RotaryTable
@@ -126,14 +147,31 @@ if TYPE_CHECKING:
     from posenc.core.tokens import shard as shard
     from posenc.encodings.alibi import ALiBi as ALiBi
     from posenc.encodings.alibi import alibi_slopes as alibi_slopes
+    from posenc.encodings.axial import AxialRoPE as AxialRoPE
     from posenc.encodings.learned import Learned as Learned
+    from posenc.encodings.mixed import MixedRoPE as MixedRoPE
+    from posenc.encodings.mrope import MRoPE as MRoPE
+    from posenc.encodings.mrope import axis_of_pair as axis_of_pair
     from posenc.encodings.nope import NoPE as NoPE
+    from posenc.encodings.pope import PoPE as PoPE
     from posenc.encodings.randomized import Randomized as Randomized
     from posenc.encodings.rope import RoPE as RoPE
     from posenc.encodings.sinusoidal import Sinusoidal as Sinusoidal
     from posenc.encodings.t5 import T5Bias as T5Bias
+    from posenc.encodings.xpos import XPos as XPos
     from posenc.errors import BackendRefused as BackendRefused
+    from posenc.errors import ConfigError as ConfigError
     from posenc.errors import ShapeError as ShapeError
+    from posenc.schedules.base import AtLength as AtLength
+    from posenc.schedules.base import LengthRule as LengthRule
+    from posenc.schedules.base import Schedule as Schedule
+    from posenc.schedules.dynamic_ntk import DynamicNTK as DynamicNTK
     from posenc.schedules.explicit import Explicit as Explicit
     from posenc.schedules.geometric import Geometric as Geometric
+    from posenc.schedules.linear import Linear as Linear
+    from posenc.schedules.llama3 import Llama3 as Llama3
+    from posenc.schedules.longrope import LongRoPE as LongRoPE
+    from posenc.schedules.ntk import NTK as NTK
+    from posenc.schedules.proportional import Proportional as Proportional
+    from posenc.schedules.yarn import YaRN as YaRN
     from posenc.transformer import Transformer as Transformer

@@ -14,7 +14,7 @@ from posenc.attn.positional import positional_attention
 from posenc.attn.prepared import Prepared, check_axes, check_list, check_site, prepare
 from posenc.core.checks import check_values
 from posenc.core.mask import FULL, Mask, Window, causal, same_segment
-from posenc.core.sites import Encoding, InputEncoding, PositionTransform
+from posenc.core.sites import Encoding, InputEncoding, PositionTransform, QKEncoding
 from posenc.core.tokens import Positions, Tokens, check_tokens, contiguous, decode, padded, resolve_positions
 from posenc.errors import ShapeError
 
@@ -267,8 +267,20 @@ class Transformer(nn.Module):
             )
         if batch is None or length is None:
             return [GrowingCache() for _ in self.blocks]
-        weight, shape = self.embed.weight, (batch, self.kv_heads, length, self.head_dim)
-        return [StaticCache(*shape, axes=self._axes, dtype=weight.dtype, device=weight.device) for _ in self.blocks]
+        weight, widths = self.embed.weight, [self._key_width(layer) for layer in range(len(self.blocks))]
+        return [
+            StaticCache(
+                batch, self.kv_heads, length, width, v_dim=self.head_dim, axes=self._axes, dtype=weight.dtype, device=weight.device
+            )
+            for width in widths
+        ]
+
+    def _key_width(self, layer: int) -> int:
+        width = self.head_dim
+        for index in self._inside[layer]:
+            encoding = self._encoding(index)
+            width = encoding.width(width) if isinstance(encoding, QKEncoding) else width
+        return width
 
     @torch.no_grad()
     def generate(

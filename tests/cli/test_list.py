@@ -67,7 +67,8 @@ def test_table_fits_and_cuts_nothing_off(width):
     for name in CATALOG:
         assert f" {name} " in table
         for reference in load_encoding(name).spec.references:
-            assert f"{reference.authors} arXiv:{reference.arxiv}" in table
+            assert reference.authors in table
+            assert f"arXiv:{reference.arxiv}" in table
 
 
 def test_every_claim_has_a_mark_of_its_own_and_a_meaning():

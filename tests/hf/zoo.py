@@ -12,7 +12,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -51,7 +51,7 @@ class Case:
     cls: type[nn.Module]
     config_class: type[Any] | None
     layer_type: str | None = None
-    changes: tuple[tuple[str, Any], ...] = ()
+    changes: tuple[tuple[str, Any], ...] = field(default=(), hash=False)
     """What the default config needs changed before the class gives a table; almost always nothing."""
     reason: str = ""
     layout: Layout = "positions"
@@ -59,6 +59,7 @@ class Case:
     axes: int = 1
     width: int = 0
     """Columns of cos as the module returns it."""
+    sine_first: bool = False
 
     @property
     def id(self) -> str:
@@ -112,11 +113,16 @@ class Case:
     def table(self, module: nn.Module, positions: Tensor) -> Table:
         """The module's table of these positions, half width, whatever way it is called and written.
 
+        One call of the module: those that follow the longest length seen keep what this call did to them.
+
         Shape:
             positions: ``[batch, seq]``, or ``[batch, seq, axes]`` where the class has axes. Classes that count for
             themselves (``length``, ``grid``, ``fixed grid``) refuse positions other than those they would count.
         """
-        cos, sin = _call(module, positions, self.layout, self.layer_type)
+        with torch.no_grad():
+            cos, sin = _call(module, positions, self.layout, self.layer_type)
+        if self.sine_first:
+            cos, sin = sin, cos
         batch, seq = positions.shape[:2]
         if cos.is_complex():
             cos, sin = cos.real, sin.imag
@@ -261,8 +267,10 @@ def _probe(cls: type[nn.Module], config_class: type[Any], layer_type: str | None
     layout, axes = _CALLS[_signature(cls)](module, layer_type)
     case = replace(case, layout=layout, axes=axes)
     positions = case.positions()
-    cos, _ = _call(module, positions, layout, layer_type)
-    cos = cos.reshape(*positions.shape[:2], -1)
+    if layout == "positions" and not _call(module, torch.zeros_like(positions), layout, layer_type)[0].any():
+        case = replace(case, sine_first=True)
+    cos, sin = _call(case.module(), positions, layout, layer_type)
+    cos = (sin if case.sine_first else cos).reshape(*positions.shape[:2], -1)
     form = "complex" if cos.is_complex() else _form(cos, axes, module, layer_type)
     return replace(case, form=form, width=cos.shape[-1])
 
@@ -345,10 +353,7 @@ def _forward(module: nn.Module, position_ids: Tensor, layer_type: str | None) ->
     rest = () if layer_type is None else (layer_type,)
     x = torch.zeros(1)
     out = module(x, position_ids, *rest)
-    if isinstance(out, Tensor):
-        return out, out
-    at_zero = module(x, torch.zeros_like(position_ids), *rest)
-    return out if at_zero[0].abs().sum() > 0 else (out[1], out[0])  # GPT-J returns the sine first
+    return (out, out) if isinstance(out, Tensor) else out
 
 
 def _same(module: nn.Module, positions: Tensor, own: Tensor) -> None:

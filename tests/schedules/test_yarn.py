@@ -193,7 +193,8 @@ def test_it_composes_by_wrapping():
         ({"factor": "4"}, TypeError, r"YaRN: factor = '4'. Expected a finite number of 1 or more"),
         ({"original_length": 4096.5}, TypeError, r"YaRN: original_length = 4096.5. Expected an integer of 1 or more"),
         ({"original_length": 0}, ValueError, r"YaRN: original_length = 0. Expected an integer of 1 or more"),
-        ({"original_length": None}, TypeError, r"YaRN: original_length = None. Expected an integer of 1 or more"),
+        ({"original_length": "long"}, TypeError, r"YaRN: original_length = 'long'. Expected an integer of 1 or more"),
+        ({"factor": float("nan")}, ValueError, r"YaRN: factor = nan. Expected a finite number of 1 or more"),
         ({"beta_fast": 0}, ValueError, r"YaRN: beta_fast = 0. Expected a finite number above 0"),
         ({"beta_slow": float("nan")}, ValueError, r"YaRN: beta_slow = nan. Expected a finite number above 0"),
         ({"beta_fast": 1.0, "beta_slow": 2.0}, ValueError, r"YaRN: beta_fast = 1.0, beta_slow = 2.0. .* Swap them"),
@@ -211,12 +212,6 @@ def test_impossible_settings_are_refused(settings, error, message):
         YaRN(**({"schedule": Geometric(), "factor": 4.0, "original_length": 4096} | settings))
 
 
-def test_the_original_length_has_no_default():
-    # NVIDIA-NeMo/Automodel#2652
-    with pytest.raises(TypeError, match="original_length"):
-        YaRN(Geometric(), 2.0)
-
-
 @pytest.mark.parametrize(
     ("schedule", "why"),
     [
@@ -227,3 +222,10 @@ def test_the_original_length_has_no_default():
 def test_a_ramp_that_would_fall_is_refused(schedule, why):
     with pytest.raises(ValueError, match=rf"YaRN.frequencies: original_length = .*: {why} in it, .* Expected it to rise"):
         RoPE(32, schedule)
+
+
+def test_a_length_left_out_is_asked_for_when_frequencies_are():
+    # NVIDIA-NeMo/Automodel#2652: a silent default would scale the wrong pairs
+    assert YaRN(factor=4.0).original_length is None
+    with pytest.raises(ValueError, match=r"YaRN: original_length is not given. Expected the length that the model was trained on"):
+        YaRN(factor=4.0).frequencies(8)

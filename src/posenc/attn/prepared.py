@@ -16,7 +16,6 @@ from posenc.core.sites import (
     InputEncoding,
     PositionTransform,
     QKEncoding,
-    RotaryEncoding,
     ScoreEncoding,
 )
 from posenc.errors import ShapeError
@@ -100,7 +99,7 @@ def check_list(encodings: Iterable[Encoding], name: str) -> Iterable[Encoding]:
 
 def check_site(encoding: Encoding, name: str) -> None:
     """Refuse, by name, what does not act inside attention."""
-    if isinstance(encoding, RotaryEncoding) and encoding.head_axis != -3:
+    if isinstance(encoding, QKEncoding) and encoding.head_axis != -3:
         raise ValueError(
             f"{name}: {type(encoding).__name__} with head_axis = {encoding.head_axis}. Expected -3, since attention works on "
             "[batch, heads, seq, head_dim]. Build it without head_axis."

@@ -66,13 +66,18 @@ _VARIANTS = {
     "sinusoidal-randomized": Row("sinusoidal-randomized", "Sinusoidal, randomised", _randomized_sinusoidal),
 }
 
+_NOT_ALONE = {
+    "randomized",  # changes positions for other encodings
+    "axial", "mixed", "mrope",  # read positions of several axes; tokens of text have one
+}  # fmt: skip
 DECLARED = ("nope", "sinusoidal", "sinusoidal-randomized", "learned", "rope", "rope-25", "alibi", "t5")
 """The rows that every preset compares unless told otherwise."""
 
 
 def known_rows() -> list[str]:
     """The names that `find_row` takes besides ``module:NAME``."""
-    return [*DECLARED, *(name for name in CATALOG if name not in DECLARED and name != "randomized")]
+    plain = (name for name in CATALOG if name not in DECLARED and name not in _NOT_ALONE)
+    return [*DECLARED, *plain]
 
 
 def find_row(key: str) -> Row:

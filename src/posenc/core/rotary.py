@@ -79,9 +79,9 @@ def rotary_table(positions: Tensor, frequencies: Frequencies, *, dtype: torch.dt
     References:
         Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864.
     """
-    positions, inv_freq = _inputs(positions, frequencies.inv_freq, dtype, "rotary_table")
-    angle = positions[..., :, None].to(inv_freq.dtype) * inv_freq[..., None, :]
-    return _table(angle, frequencies.amplitude, dtype)
+    at, inv_freq = _inputs(positions, frequencies.inv_freq, dtype, "rotary_table")
+    angle = at[..., :, None].to(inv_freq.dtype) * inv_freq[..., None, :]
+    return _table(angle, frequencies.amplitude, dtype, positions.device)
 
 
 def rotary_table_nd(positions: Tensor, frequencies: Frequencies, *, dtype: torch.dtype = torch.float32) -> RotaryTable:
@@ -100,17 +100,17 @@ def rotary_table_nd(positions: Tensor, frequencies: Frequencies, *, dtype: torch
         tensor([[-0.9900,  1.0000],
                 [ 1.0000, -0.9900]])
     """
-    positions, inv_freq = _inputs(positions, frequencies.inv_freq, dtype, "rotary_table_nd")
+    at, inv_freq = _inputs(positions, frequencies.inv_freq, dtype, "rotary_table_nd")
     if positions.ndim < 2 or inv_freq.ndim < 2 or positions.shape[-1] != inv_freq.shape[-2]:
         raise ShapeError(
             f"rotary_table_nd: positions {tuple(positions.shape)} with inv_freq {tuple(inv_freq.shape)}. Expected "
             "[*batch, seq, axes] with [*batch, axes, pairs]. Use rotary_table for positions of one axis."
         )
-    per_axis = positions[..., :, :, None].to(inv_freq.dtype) * inv_freq[..., None, :, :]
+    per_axis = at[..., :, :, None].to(inv_freq.dtype) * inv_freq[..., None, :, :]
     angle = per_axis.select(-2, 0)
     for axis in range(1, per_axis.shape[-2]):
         angle = angle + per_axis.select(-2, axis)
-    return _table(angle, frequencies.amplitude, dtype)
+    return _table(angle, frequencies.amplitude, dtype, positions.device)
 
 
 def apply_rotary(
@@ -177,6 +177,8 @@ def apply_rotary(
             f"{head_axis}. Expected [*batch, seq, pairs] that spreads over x's heads. Make the table from the positions "
             "of exactly these tokens, and set head_axis=-2 for [batch, seq, heads, head_dim]."
         )
+    if torch.compiler.is_compiling() and _exports_to_onnx() and head_axis == -3 and first == 0 and x.ndim == 4:
+        return _onnx_node(x, table, pairing)
     result = _rotate(x, cos, sin, pairing, first)
     return result if out is None else _write(result, x, out)
 
@@ -236,10 +238,11 @@ def _inputs(positions: Tensor, inv_freq: Tensor, dtype: torch.dtype, name: str) 
     return positions, inv_freq.to(positions.device)
 
 
-def _table(angle: Tensor, amplitude: float | Tensor, dtype: torch.dtype) -> RotaryTable:
+def _table(angle: Tensor, amplitude: float | Tensor, dtype: torch.dtype, device: torch.device) -> RotaryTable:
     if isinstance(amplitude, Tensor):
         amplitude = amplitude.to(angle.device, angle.dtype)[..., None, None]
-    return RotaryTable((angle.cos() * amplitude).to(dtype), (angle.sin() * amplitude).to(dtype))
+    cos, sin = ((wave * amplitude).to(dtype) for wave in (angle.cos(), angle.sin()))
+    return RotaryTable(cos.to(device), sin.to(device))
 
 
 def _rotating(x: Tensor, table: RotaryTable, pairing: Pairing, start: int) -> tuple[int, int]:
@@ -271,6 +274,21 @@ def _rotating(x: Tensor, table: RotaryTable, pairing: Pairing, start: int) -> tu
 def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
     tail = over[len(over) - len(shape) :] if len(shape) <= len(over) else ()
     return len(tail) == len(shape) and all(a in (1, b) for a, b in zip(shape, tail, strict=True))
+
+
+def _exports_to_onnx() -> bool:
+    """Whether torch.onnx is tracing; without loading it when it is not."""
+    return bool(torch.compiler.is_exporting()) and torch.onnx.is_in_onnx_export()
+
+
+def _onnx_node(x: Tensor, table: RotaryTable, pairing: Pairing) -> Tensor:
+    """One RotaryEmbedding node of opset 23. The standard has the table in x's dtype."""
+    cos, sin = (t.expand(x.shape[0], *t.shape[-2:]).to(x.dtype) for t in table)
+    interleaved, rotary_dim = pairing == "interleaved", 2 * cos.shape[-1]
+    turned: Tensor = torch.onnx.ops.rotary_embedding(
+        x, cos, sin, interleaved=interleaved, rotary_embedding_dim=0 if rotary_dim == x.shape[-1] else rotary_dim
+    )
+    return turned
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, first: int) -> Tensor:

@@ -64,6 +64,11 @@ class QKEncoding(Encoding):
 
     acts_on = "queries and keys"
     sequence_axis: int = -2
+    head_axis: int | None = -3
+
+    def width(self, head_dim: int) -> int:
+        """How wide queries and keys of this width come out; a cache with fixed slots needs to know."""
+        return head_dim
 
     @abstractmethod
     def prepare(self, positions: Tensor, k_positions: Tensor | None = None, *, dtype: torch.dtype = torch.float32) -> Any:
@@ -107,7 +112,6 @@ class RotaryEncoding(QKEncoding):
 
     head_dim: int
     pairing: Pairing
-    head_axis: int | None
     start: int
 
     @abstractmethod

@@ -27,7 +27,7 @@ class PoPE(QKEncoding):
 
     The thing people get wrong: the width. Every channel becomes two, so queries and keys leave ``2 · head_dim`` wide,
     but the softmax scale stays 1/√head_dim. `positional_attention` sees to that; with `attention` pass ``scale``. A
-    `StaticCache` is built with ``head_dim=2 * head_dim, v_dim=head_dim``.
+    `StaticCache` of your own is built with ``head_dim=2 * head_dim, v_dim=head_dim``.
 
     Channel c of a query at m becomes ``softplus(q_c)·e^(i·m·w_c)``, of a key at n
     ``softplus(k_c)·e^(i·(n·w_c + phase_c))``; real parts first, then imaginary ones. The score is
@@ -106,6 +106,9 @@ class PoPE(QKEncoding):
     def reset_parameters(self) -> None:
         """Phases of 0, or uniform over [-2π, 0]."""
         nn.init.uniform_(self.learned_bias, -2 * pi if self.init == "uniform" else 0.0, 0.0)
+
+    def width(self, head_dim: int) -> int:
+        return 2 * head_dim
 
     def extra_repr(self) -> str:
         return f"{self.head_dim}, {self.kv_heads}, {self.schedule}"

@@ -142,8 +142,8 @@ def words(schedule: Schedule | LengthRule) -> str:
         case Llama3():
             return (
                 f"{words(schedule.schedule)}, Llama 3 ×{schedule.factor:g} from {schedule.original_length:,}: wavelengths under "
-                f"{schedule.original_length / schedule.high_freq_factor:,.6g} kept, over "
-                f"{schedule.original_length / schedule.low_freq_factor:,.6g} divided"
+                f"{(schedule.original_length or 0) / schedule.high_freq_factor:,.6g} kept, over "
+                f"{(schedule.original_length or 0) / schedule.low_freq_factor:,.6g} divided"
             )
         case LongRoPE():
             return (

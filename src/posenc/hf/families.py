@@ -64,7 +64,7 @@ class Family:
     width: Literal["head", "hidden", "clvp", "memory"] = "head"
     axes: AxesStyle | None = None
     sections: tuple[int, ...] = ()
-    turns: Literal["all", "flags", "sliding", "sliding unless no window", "none", "if rope", "if rotary", "listed"] = "all"
+    turns: Literal["all", "flags", "sliding", "sliding unless no window", "none", "if rope", "if rotary"] = "all"
     entry: tuple[tuple[str, str], ...] = ()
     local: str | None = None
     everywhere: bool = False
@@ -100,7 +100,6 @@ FAMILIES: dict[str, Family] = {
     ),
     **dict.fromkeys(("gptj", "codegen", "roformer"), Family(pairing="interleaved", base=10_000.0)),
     "clvp_encoder": Family(base=10_000.0, width="clvp", turns="if rotary"),
-    "bamba": Family(turns="listed"),
     "jetmoe": Family(head_key="kv_channels"),
     "zamba2": Family(head_key="attention_head_dim"),
     **dict.fromkeys(("qwen2_vl_vision", "qwen2_vl"), Family(hidden_key="embed_dim")),

@@ -48,6 +48,9 @@ def layer_kinds(keys: Keys, defaults: Mapping[str, Any]) -> list[str]:
 
 
 def _kinds_by_rule(keys: Keys, rule: Mapping[str, Any] | None, depth: int) -> list[str]:
+    attends = keys.items("attn_layer_indices", of=int)
+    if attends is not None:  # Bamba
+        return ["full_attention" if index in attends else "linear_attention" for index in range(depth)]
     if rule is None:
         window = keys.data.get("sliding_window") is not None and keys.data.get("use_sliding_window") is not False
         return ["sliding_attention" if window else "full_attention"] * depth
@@ -137,8 +140,6 @@ class LayerReader:
                 return keys.text("position_embedding_type") == "rope"
             case "if rotary":
                 return bool(keys.flag("use_rotary_embedding"))
-            case "listed":
-                return index in (keys.items("attn_layer_indices", of=int) or ())
         if self.family.bias == "alibi if asked" and keys.flag("alibi"):
             return False
         return self.blocks.get(self._label(kind)) is not None

@@ -17,7 +17,7 @@ from posenc.hf.rotation import Rotation
 Form = Literal["tiled", "repeated", "half", "blocks", "complex"]
 """How a module writes one column per pair: cat(f, f); each column twice; as it is; cat(f, f) per axis; cos + i·sin."""
 
-_CLOSE = 2.0**-22  # a table formed in another order, or by polar, may differ by an ulp of 1
+_CLOSE = 2.0**-22  # a table formed in another order may differ by an ulp of 1
 
 
 @final
@@ -83,23 +83,22 @@ def patch(model: nn.Module, *, angle_dtype: torch.dtype = torch.float64) -> Patc
         raise TypeError(f"patch: angle_dtype = {angle_dtype}. Expected torch.float64 or torch.float32. Use float64.")
     if any(isinstance(module, PatchedRotary) for module in model.modules()):
         raise ValueError("patch: the model is patched already. Expected its own rotary modules. Call unpatch(model) first.")
-    replaced: list[str] = []
+    swaps: dict[str, tuple[nn.Module, str, PatchedRotary]] = {}
     left: dict[str, str] = {}
-    for name, parent, attribute, module in list(_rotary_modules(model)):
+    for name, parent, attribute, module in _rotary_modules(model):
         try:
-            swapped = PatchedRotary(module, angle_dtype)
+            swaps[name] = parent, attribute, PatchedRotary(module, getattr(parent, "config", None), angle_dtype)
         except ConfigError as error:
             left[name] = str(error)
-            continue
-        setattr(parent, attribute, swapped)
-        replaced.append(name)
-    if not replaced:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items()) or "it has no rotary module"
+    if not swaps:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items()) or "none of its modules makes a rotary table"
         raise ConfigError(
-            f"patch: nothing in {type(model).__name__} can be replaced ({reasons}). Expected a transformers model that rotates queries and "
-            "keys. Print posenc.hf.plan(model.config) to see what it does."
+            f"patch: nothing in {type(model).__name__} can be replaced ({reasons}). Expected a transformers model with a module that makes "
+            "the rotary table. Print posenc.hf.plan(model.config) to see what it does with positions."
         )
-    return Patch(model, tuple(replaced), left)
+    for parent, attribute, swapped in swaps.values():
+        setattr(parent, attribute, swapped)
+    return Patch(model, tuple(swaps), left)
 
 
 def unpatch(model: nn.Module) -> None:
@@ -128,10 +127,10 @@ def _rotary_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.
 class PatchedRotary(nn.Module):
     """A rotary module of transformers whose tables posenc makes; called and answering like the original."""
 
-    def __init__(self, original: nn.Module, angle_dtype: torch.dtype) -> None:
+    def __init__(self, original: nn.Module, owners: Any, angle_dtype: torch.dtype) -> None:
         super().__init__()
-        config = getattr(original, "config", None)
-        if config is None or not hasattr(config, "to_dict"):
+        config = getattr(original, "config", owners)  # GPT-J's module forgets what it was built from
+        if not hasattr(config, "to_dict"):
             raise ConfigError(f"{type(original).__name__} keeps no configuration")
         if any(True for _ in original.parameters()):
             raise ConfigError(f"{type(original).__name__} learns its frequencies")
@@ -154,6 +153,14 @@ class PatchedRotary(nn.Module):
         except AttributeError:  # what else models read from the module: inv_freq, rope_type, attention_scaling …
             return getattr(super().__getattr__("original"), name)
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original.state_dict(*args, **kwargs)  # under the names that it has in the model's files
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            state_dict[f"{prefix}original.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         writer = self.writers.get(layer_type)
@@ -175,36 +182,43 @@ class _Writer:
         positions = _probe_positions(rotation)
         rest = () if label is None else (label,)
         try:
-            theirs = fresh(torch.zeros(1, dtype=torch.bfloat16), positions, *rest)
-            exact = fresh(torch.zeros(1), positions, *rest)
+            theirs = fresh(torch.zeros(1), positions, *rest)
+            narrow = fresh(torch.zeros(1, dtype=torch.bfloat16), positions, *rest)
         except (TypeError, IndexError, RuntimeError, AttributeError, ValueError) as error:
             raise ConfigError(f"{type(fresh).__name__} is not called with positions ({error})") from None
-        table = rotation.table(_as_axes(rotation, positions), angle_dtype=torch.float32)
-        first = exact if isinstance(exact, Tensor) else exact[0]
-        forms: list[Form] = ["complex"] if first.is_complex() else ["tiled", "repeated", "half", "blocks"]
+        pair, narrow = (theirs, narrow) if isinstance(theirs, tuple) else ((theirs,), (narrow,))
+        forms: list[Form] = ["complex"] if pair[0].is_complex() else ["tiled", "repeated", "half", "blocks"]
         for form in forms:
             for sine_first in (False, True):
-                cos, sin = _written(table, form, rotation)
-                ours = torch.complex(cos, sin) if form == "complex" else sin if sine_first else cos
-                leading = first.ndim == ours.ndim + 1
-                seen = first[0] if leading and first.shape[0] == 1 else first
-                if seen.shape == ours.shape and (seen - ours).abs().max() <= _CLOSE:
-                    answer = theirs if isinstance(theirs, Tensor) else theirs[0]
-                    return cls(rotation, form, sine_first, leading, answer.dtype == torch.bfloat16)
+                for leading in (False, True):
+                    writer = cls(rotation, form, sine_first, leading, narrow[0].dtype == torch.bfloat16)
+                    ours = writer(torch.zeros(1), positions, torch.float32)
+                    if all(map(_close, ours if isinstance(ours, tuple) else (ours,), pair)):
+                        return writer
         raise ConfigError(f"the table of {type(fresh).__name__} is not the one that its configuration stands for")
 
     def __call__(self, x: Tensor, position_ids: Tensor, angle_dtype: torch.dtype) -> Any:
         positions = _as_axes(self.rotation, position_ids)
         length = position_ids.max() + 1 if self.rotation.depends_on_length else None
+        if self.form == "complex":
+            return self._complex(positions, length, angle_dtype)
         table = self.rotation.table(positions, length=length, angle_dtype=angle_dtype)
         cos, sin = _written(table, self.form, self.rotation)
         if self.leading:
             cos, sin = cos[None], sin[None]
-        if self.form == "complex":
-            return torch.complex(cos, sin)
         if self.keeps_dtype:
             cos, sin = cos.to(x.dtype), sin.to(x.dtype)
         return (sin, cos) if self.sine_first else (cos, sin)
+
+    def _complex(self, positions: Tensor, length: Tensor | None, angle_dtype: torch.dtype) -> Tensor:
+        """By polar, which rounds otherwise than cosine and sine do."""
+        inv_freq, amplitude = self.rotation.frequencies(length=length, dtype=angle_dtype, device=positions.device)
+        angle = positions[..., None].to(angle_dtype) * inv_freq
+        return (torch.polar(torch.ones_like(angle), angle) * amplitude).to(torch.complex64)
+
+
+def _close(ours: Tensor, theirs: Tensor) -> bool:
+    return ours.shape == theirs.shape and bool((ours - theirs).abs().max() <= _CLOSE)
 
 
 def _written(table: RotaryTable, form: Form, rotation: Rotation) -> tuple[Tensor, Tensor]:

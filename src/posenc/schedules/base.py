@@ -163,6 +163,33 @@ def keep_numbers(
         object.__setattr__(schedule, key, float(value))
 
 
+def keep_length(schedule: object) -> None:
+    """Refuse an ``original_length`` that is no number of tokens; ``None`` says that it is not known yet.
+
+    Raises:
+        TypeError: not an integer. ValueError: below 1.
+    """
+    length = getattr(schedule, "original_length", None)
+    if length is not None:
+        check_integers(type(schedule).__name__, 1, original_length=length)
+
+
+def known_length(schedule: object) -> int:
+    """The ``original_length``, which frequencies cannot be computed without.
+
+    Raises:
+        ValueError: it was left out.
+    """
+    length = getattr(schedule, "original_length", None)
+    if length is None:
+        raise ValueError(
+            f"{type(schedule).__name__}: original_length is not given. Expected the length that the model was trained on, in tokens. "
+            "Pass it; only posenc.hf.extend fills it in from a model."
+        )
+    assert isinstance(length, int)
+    return length
+
+
 def keep_list(schedule: object, key: str) -> None:
     """Hold a list of numbers of a frozen schedule as a tuple of floats, so that it can be hashed and compared.
 

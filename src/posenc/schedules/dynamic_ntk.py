@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import final
 
 import torch
 from torch import Tensor
 
-from posenc.core.checks import check_integers
 from posenc.core.rotary import Frequencies
-from posenc.schedules.base import LengthRule, keep_numbers, resolve_lengths
+from posenc.schedules.base import LengthRule, keep_length, keep_numbers, known_length, resolve_lengths
 from posenc.schedules.geometric import Geometric, check_geometric, powers
 from posenc.schedules.ntk import growth_exponent
 
@@ -29,7 +29,7 @@ class DynamicNTK(LengthRule):
     Args:
         schedule: the ladder whose base grows.
         factor: 1 or more; how fast it does.
-        original_length: the trained length, in tokens. In a configuration file this is ``max_position_embeddings``.
+        original_length: the trained length, in tokens; may be left out where `posenc.hf.extend` fills in the model's own. In a configuration file this is ``max_position_embeddings``.
 
     Shape:
         lengths: ``[*batch]``; inv_freq: ``[*batch, pairs]``.
@@ -52,14 +52,14 @@ class DynamicNTK(LengthRule):
         emozilla 2023, "Dynamically Scaled RoPE"; described in Peng et al. 2023, arXiv:2309.00071, §3.3.
     """
 
-    schedule: Geometric
-    factor: float
-    original_length: int
+    schedule: Geometric = Geometric()
+    factor: float = nan  # not given, which the check refuses
+    original_length: int | None = None
 
     def __post_init__(self) -> None:
         check_geometric("DynamicNTK", self.schedule)
         keep_numbers(self, "factor", least=1.0)
-        check_integers("DynamicNTK", 1, original_length=self.original_length)
+        keep_length(self)
 
     def frequencies_at(
         self,
@@ -73,9 +73,10 @@ class DynamicNTK(LengthRule):
         name = "DynamicNTK.frequencies_at"
         exponent = growth_exponent(name, rotary_dim)
         lengths = resolve_lengths(name, lengths, device)
-        stretch = self.factor * lengths.to(dtype) / self.original_length - (self.factor - 1)
+        original = known_length(self)
+        stretch = self.factor * lengths.to(dtype) / original - (self.factor - 1)
         # The vectorised power rounds otherwise than the power of one number. A row of equal numbers is too short for
         # it, so that a sequence has the same frequencies alone and in a batch.
         growth = (stretch[..., None].expand(*stretch.shape, 2) ** exponent)[..., :1]
-        base = torch.where(lengths[..., None] > self.original_length, self.schedule.base * growth, self.schedule.base)
+        base = torch.where(lengths[..., None] > original, self.schedule.base * growth, self.schedule.base)
         return Frequencies(1.0 / powers(base, rotary_dim, dtype=dtype, device=base.device))

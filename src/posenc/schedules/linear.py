@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import final
 
 import torch
 
 from posenc.core.rotary import Frequencies
 from posenc.schedules.base import Schedule, check_schedule, keep_numbers
+from posenc.schedules.geometric import Geometric
 
 
 @final
@@ -42,8 +44,8 @@ class Linear:
         arXiv:2306.15595.
     """
 
-    schedule: Schedule
-    factor: float
+    schedule: Schedule = Geometric()
+    factor: float = nan  # not given, which the check refuses
 
     def __post_init__(self) -> None:
         check_schedule("Linear", self.schedule)

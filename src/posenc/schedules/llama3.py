@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from math import pi
+from math import nan, pi
 from typing import final
 
 import torch
 
-from posenc.core.checks import check_integers
 from posenc.core.rotary import Frequencies
-from posenc.schedules.base import Schedule, check_schedule, keep_numbers
+from posenc.schedules.base import Schedule, check_schedule, keep_length, keep_numbers, known_length
+from posenc.schedules.geometric import Geometric
 
 
 @final
@@ -29,7 +29,7 @@ class Llama3:
     Args:
         schedule: any; the amplitude of the schedule inside is kept.
         factor: 1 or more; how many times longer the context becomes.
-        original_length: the trained length, in tokens.
+        original_length: the trained length, in tokens; may be left out where `posenc.hf.extend` fills in the model's own.
         low_freq_factor: pairs that turn less often than this within ``original_length`` are divided.
         high_freq_factor: pairs that turn more often are kept; no less than ``low_freq_factor``.
 
@@ -52,9 +52,9 @@ class Llama3:
         Grattafiori et al. 2024, "The Llama 3 Herd of Models", arXiv:2407.21783; the rule is that of the released code.
     """
 
-    schedule: Schedule
-    factor: float
-    original_length: int
+    schedule: Schedule = Geometric()
+    factor: float = nan  # not given, which the check refuses
+    original_length: int | None = None
     _: KW_ONLY
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -63,7 +63,7 @@ class Llama3:
         check_schedule("Llama3", self.schedule)
         keep_numbers(self, "factor", least=1.0)
         keep_numbers(self, "low_freq_factor", "high_freq_factor", above=0.0)
-        check_integers("Llama3", 1, original_length=self.original_length)
+        keep_length(self)
         if self.high_freq_factor < self.low_freq_factor:
             raise ValueError(
                 f"Llama3: low_freq_factor = {self.low_freq_factor}, high_freq_factor = {self.high_freq_factor}. Expected "
@@ -80,10 +80,11 @@ class Llama3:
             return Frequencies(inv_freq, amplitude)
         wavelength = 2 * pi / inv_freq.abs()
         low, high = self.low_freq_factor, self.high_freq_factor
-        slow, fast = wavelength > self.original_length / low, wavelength < self.original_length / high
+        original = known_length(self)
+        slow, fast = wavelength > original / low, wavelength < original / high
         scaled = torch.where(slow, inv_freq / self.factor, inv_freq)
         if low < high:
-            share = (self.original_length / wavelength - low) / (high - low)
+            share = (original / wavelength - low) / (high - low)
             blended = (1 - share) * inv_freq / self.factor + share * inv_freq
             scaled = torch.where(slow | fast, scaled, blended)
         return Frequencies(scaled, amplitude)

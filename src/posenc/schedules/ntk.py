@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import final
 
 import torch
@@ -41,8 +42,8 @@ class NTK:
         bloc97 2023, "NTK-Aware Scaled RoPE"; described in Peng et al. 2023, arXiv:2309.00071, §3.1.
     """
 
-    schedule: Geometric
-    factor: float
+    schedule: Geometric = Geometric()
+    factor: float = nan  # not given, which the check refuses
 
     def __post_init__(self) -> None:
         check_geometric("NTK", self.schedule)

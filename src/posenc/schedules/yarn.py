@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from math import ceil, floor, log, pi
+from math import ceil, floor, log, nan, pi
 from typing import Literal, final
 
 import torch
 
-from posenc.core.checks import check_integers
 from posenc.core.rotary import Frequencies, check_rotary_dim
-from posenc.schedules.base import keep_numbers
+from posenc.schedules.base import keep_length, keep_numbers, known_length
 from posenc.schedules.geometric import Geometric, check_geometric, powers
 
 
@@ -30,7 +29,7 @@ class YaRN:
     Args:
         schedule: the ladder; its base is above 1.
         factor: 1 or more; how many times longer the context becomes.
-        original_length: the trained length, in tokens.
+        original_length: the trained length, in tokens; may be left out where `posenc.hf.extend` fills in the model's own.
         beta_fast: pairs that turn at least this often within ``original_length`` are kept.
         beta_slow: pairs that turn at most this often are divided; no more than ``beta_fast``.
         amplitude: the gain on rotated channels of queries *and* keys, so that scores change by its square; computed
@@ -62,9 +61,9 @@ class YaRN:
         DeepSeek-AI 2024, arXiv:2412.19437 (mscale).
     """
 
-    schedule: Geometric
-    factor: float
-    original_length: int
+    schedule: Geometric = Geometric()
+    factor: float = nan  # not given, which the check refuses
+    original_length: int | None = None
     _: KW_ONLY
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -79,7 +78,7 @@ class YaRN:
         keep_numbers(self, "beta_fast", "beta_slow", above=0.0)
         keep_numbers(self, "amplitude", above=0.0, optional=True)
         keep_numbers(self, "mscale", "mscale_all_dim", least=0.0, optional=True)
-        check_integers("YaRN", 1, original_length=self.original_length)
+        keep_length(self)
         if self.schedule.base <= 1:
             raise ValueError(
                 f"YaRN: base = {self.schedule.base}. Expected a base above 1, or no pair is slower than another. "
@@ -138,7 +137,7 @@ class YaRN:
     def _ramp(self, rotary_dim: int) -> tuple[float, float]:
         """The pairs between which frequencies pass from kept to divided."""
         low, high = (
-            rotary_dim * log(self.original_length / (turns * 2 * pi)) / (2 * log(self.schedule.base))
+            rotary_dim * log(known_length(self) / (turns * 2 * pi)) / (2 * log(self.schedule.base))
             for turns in (self.beta_fast, self.beta_slow)
         )
         if self.rounding == "outward":

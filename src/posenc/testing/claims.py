@@ -8,7 +8,7 @@ from torch import Tensor
 from posenc.core.rotary import Frequencies, inverse
 from posenc.core.sites import PositionTransform, QKEncoding, RotaryEncoding, ScoreEncoding
 from posenc.testing.checks import Check, against_oracle
-from posenc.testing.subject import Outputs, Subject, assert_same, assert_within, content_for, run
+from posenc.testing.subject import Outputs, Subject, assert_same, assert_within, content_for, on_a_line, run
 
 F64 = torch.float64
 SHIFTS = (1, 1_000, 1_000_000)
@@ -63,10 +63,10 @@ def invertible(subject: Subject) -> None:
     _all_within(subject, content, run(encoding, turned, -at), content, at, "minus the positions does not undo the transform")
     if not isinstance(encoding, RotaryEncoding):
         return
-    pairs = encoding.prepare(at)[0].cos.shape[-1]
+    pairs = encoding.prepare(on_a_line(encoding, at))[0].cos.shape[-1]
     inv_freq = torch.logspace(0, -4, pairs, dtype=F64, device="cpu")
     for amplitude in (1.0, 1.37):
-        table, _ = encoding.prepare(at, frequencies=Frequencies(inv_freq, amplitude), dtype=F64)
+        table, _ = encoding.prepare(on_a_line(encoding, at), frequencies=Frequencies(inv_freq, amplitude), dtype=F64)
         there = encoding.transform(content[0], content[1], (table, table))
         back = encoding.transform(*there, (inverse(table), inverse(table)))
         _all_within(subject, content, back, content, at, f"the inverse table does not undo amplitude {amplitude}")

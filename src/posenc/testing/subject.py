@@ -82,7 +82,7 @@ def run(
         return (encoding(x, positions),)
     if isinstance(encoding, QKEncoding):
         q, k = content
-        return encoding(q, k, positions, k_positions)
+        return encoding(q, k, on_a_line(encoding, positions), None if k_positions is None else on_a_line(encoding, k_positions))
     if isinstance(encoding, ScoreEncoding):
         return (materialize(encoding(), positions, k_positions, dtype=dtype),)
     raise TypeError(
@@ -98,7 +98,9 @@ def truth(
     wide = tuple(c.double() for c in content)
     keys = positions if k_positions is None else k_positions
     if isinstance(encoding, QKEncoding):
-        q, k = subject.oracle(encoding, *_by_sequence_axis(encoding, wide), positions, keys)
+        q, k = subject.oracle(
+            encoding, *_by_sequence_axis(encoding, wide), on_a_line(encoding, positions), on_a_line(encoding, keys)
+        )
         return _by_sequence_axis(encoding, (q, k))
     if isinstance(encoding, ScoreEncoding):
         return (subject.oracle(encoding, positions, keys),)
@@ -152,6 +154,13 @@ def assert_same(actual: Outputs, expected: Outputs, what: str) -> None:
     """Raise AssertionError unless all results are equal, number for number."""
     for one, other in zip(actual, expected, strict=True):
         assert_within(one, other, 0.0, what)
+
+
+def on_a_line(encoding: Encoding, positions: Tensor) -> Tensor:
+    """Plain positions for an encoding of several axes: tokens on a line on which neighbouring axes run against each other."""
+    if encoding.axes is None:
+        return positions
+    return torch.stack([positions if axis % 2 == 0 else -positions for axis in range(encoding.axes)], dim=-1)
 
 
 def _by_sequence_axis(encoding: QKEncoding, tensors: Outputs) -> Outputs:
