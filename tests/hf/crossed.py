@@ -188,9 +188,11 @@ def _share(case: Case, parameters: Parameters, label: str | None) -> float:
 def _filled(case: Case) -> Any:
     """A block without a share, as the configuration completes it."""
     default = case.config()
-    plain = {"rope_type": "default", "rope_theta": 10_000.0}
+    plain: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0}
+    if _sections(case):
+        plain["mrope_section"] = list(_sections(case))
     labels = [label for label, value in default.rope_parameters.items() if isinstance(value, dict)] if case.layer_type else []
-    changes = dict(case.changes) | {"rope_parameters": {label: dict(plain) for label in labels} if labels else plain}
+    changes = dict(case.changes) | {"rope_parameters": {label: plain for label in labels} if labels else plain}
     return case.config_class(**copy.deepcopy(changes)).rope_parameters
 
 

@@ -30,6 +30,7 @@ class Subcommand(NamedTuple):
 COMMANDS = {
     "compare": Subcommand("posenc.cli.compare:compare", "Train a small Transformer per encoding; report what was measured."),
     "list": Subcommand("posenc.cli.list:list_encodings", "List the encodings: where they act, what they claim, their papers."),
+    "plan": Subcommand("posenc.cli.plan:plan_config", "Say what a model's config.json does with positions, layer by layer."),
 }
 
 

@@ -51,6 +51,9 @@ def _kinds_by_rule(keys: Keys, rule: Mapping[str, Any] | None, depth: int) -> li
     attends = keys.items("attn_layer_indices", of=int)
     if attends is not None:  # Bamba
         return ["full_attention" if index in attends else "linear_attention" for index in range(depth)]
+    repeated = keys.items("block_types", of=str)
+    if repeated:  # RecurrentGemma
+        rule = {"cycle": ["linear_attention" if kind == "recurrent" else "sliding_attention" for kind in repeated]}
     if rule is None:
         window = keys.data.get("sliding_window") is not None and keys.data.get("use_sliding_window") is not False
         return ["sliding_attention" if window else "full_attention"] * depth
@@ -83,7 +86,7 @@ class LayerReader:
         self.flags = keys.items("no_rope_layers", of=(int, bool)) if family.turns == "flags" else None
         self.interval = keys.integer("no_rope_layer_interval", most=MAX_LAYERS) if family.turns == "flags" else None
         self.bases = keys.items("layer_rope_theta", of=(int, float))
-        self.window = keys.integer("sliding_window", "sliding_window_size", least=0) or None
+        self.window = keys.integer("sliding_window", "sliding_window_size", "attention_window_size", least=0) or None
         if keys.flag("use_sliding_window") is False:
             self.window = None
         around = keys.integer("local_attention", least=0)
