@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import posenc
+import posenc.hf
 from posenc.attn.select import BACKENDS
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
@@ -18,12 +19,17 @@ def test_there_is_an_example():
     assert BLOCKS
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_example_runs(block):
+def test_first_example_runs():
     names: dict[str, object] = {}
-    exec(block, names)
+    exec(BLOCKS[0], names)
     assert tuple(names["logits"].shape) == (2, 16, 1000)
     assert tuple(names["more"].shape) == (2, 8)
+
+
+def test_the_plan_that_is_shown_is_the_plan_that_is_printed(capsys):
+    exec(BLOCKS[1], {})
+    shown = re.findall(r"^```text\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+    assert capsys.readouterr().out.strip() == shown[0].strip()
 
 
 def test_every_encoding_and_backend_is_named():
@@ -35,7 +41,8 @@ def test_every_encoding_and_backend_is_named():
 def test_public_names_in_the_inventory_exist():
     inventory = README.partition("## What is here")[2].partition("\n## ")[0]
     for name in re.findall(r"`([A-Za-z]\w*)`", inventory):
-        assert name in posenc.__all__ or name in {backend.name for backend in BACKENDS}, name
+        known = {*posenc.__all__, *posenc.hf.__all__, *(backend.name for backend in BACKENDS)}
+        assert name in known, name
 
 
 def test_links_inside_the_repository_lead_somewhere():

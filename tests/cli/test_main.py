@@ -93,7 +93,7 @@ def test_unknown_command_suggests_a_close_one():
 def test_unknown_command_without_a_close_one_lists_all():
     result = CliRunner().invoke(main, ["zzz\x1b[31m"])
     assert result.exit_code == 2
-    assert "Expected one of compare, list." in result.stderr
+    assert "Expected one of compare, list, plan." in result.stderr
     assert "\x1b" not in result.stderr
 
 

@@ -121,7 +121,7 @@ _DECODERS: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 4, "n_embd": 32, "n_layer": 2, "n_head": 4},
     "falcon": {"head_dim": None, "alibi": False},
     "dbrx": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64,
-             "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
+             "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
              "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2}},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_d_head": 8, "mamba_n_heads": 8},
     "gemma4_text": {**_ALTERNATE, "global_head_dim": 16, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8},
@@ -134,12 +134,12 @@ _DECODERS: dict[str, dict[str, Any]] = {
         "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 1.5, 3.0, 6.0]}},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "attention_window_size": 8},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "n_mamba_heads": 8, "mamba_ngroups": 1,
-               "hybrid_layer_ids": [1], "mamba_headdim": 8},
+               "use_mem_rope": True},
 }  # fmt: skip
 
 MODELS: tuple[Tiny, ...] = (
     *(Tiny(model_type, changes) for model_type, changes in _DECODERS.items()),
-    Tiny("mistral4", _LATENT, "encoder"),
+    Tiny("mistral4", {**_LATENT, "head_dim": None}, "encoder"),
     Tiny("mistral_large4_text", _LATENT, "encoder"),
     Tiny("modernbert", _ALTERNATE, "encoder"),
     Tiny("eurobert", {}, "encoder"),

@@ -101,7 +101,7 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("gptj", "codegen", "roformer"), Family(pairing="interleaved", base=10_000.0)),
     "clvp_encoder": Family(base=10_000.0, width="clvp", turns="if rotary"),
     "jetmoe": Family(head_key="kv_channels"),
-    "zamba2": Family(head_key="attention_head_dim"),
+    "zamba2": Family(head_key="attention_head_dim", turns="if rotary"),
     **dict.fromkeys(("qwen2_vl_vision", "qwen2_vl"), Family(hidden_key="embed_dim")),
     "nanochat": Family(remark="turns the other way: sine enters with the opposite sign, so its weights fit no other kernel as they are"),
     **dict.fromkeys(("cohere2", "cohere2_moe"), Family(pairing="interleaved", turns="sliding")),

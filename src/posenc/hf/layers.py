@@ -142,7 +142,7 @@ class LayerReader:
             case "if rope":
                 return keys.text("position_embedding_type") == "rope"
             case "if rotary":
-                return bool(keys.flag("use_rotary_embedding"))
+                return bool(keys.flag("use_rotary_embedding", "use_mem_rope"))
         if self.family.bias == "alibi if asked" and keys.flag("alibi"):
             return False
         return self.blocks.get(self._label(kind)) is not None

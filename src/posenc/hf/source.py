@@ -105,14 +105,14 @@ def _plain(value: Any, where: str, depth: int) -> Any:
         raise ConfigError(
             f"plan: {where} is nested deeper than {MAX_DEPTH} levels. Expected a model's configuration. Look at what wrote it."
         )
+    if depth == 0 and not isinstance(value, Mapping):
+        raise ConfigError(
+            f"plan: the configuration is {_short(value)}. Expected an object with keys. Pass the content of config.json."
+        )
     if isinstance(value, Mapping):
         return {_key(k, where): _plain(v, f"{where}.{k}" if where else str(k), depth + 1) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v, where, depth + 1) for v in value]
-    if depth == 0:
-        raise ConfigError(
-            f"plan: the configuration is {_short(value)}. Expected an object with keys. Pass the content of config.json."
-        )
     return value
 
 
