@@ -23,7 +23,9 @@ max_relative_positions pos_att_type position_biased_input alibi attention_window
 max_source_positions max_target_positions pad_token_id rope_interleave d_kv local_attention depth encoder_layers
 decoder_layers encoder_attention_heads decoder_attention_heads use_rotary_embedding memory_attention_hidden_size
 memory_attention_downsample_rate memory_attention_num_attention_heads global_attn_every_n_layers layer_group_size
-full_attention_interval image_size patch_size rotary rope_theta max_2d_position_embeddings
+full_attention_interval image_size patch_size rotary rope_theta max_2d_position_embeddings sliding_window_size
+attention_window_size use_mem_rope kv_channels attention_head_dim encoder_num_attention_heads decoder_num_attention_heads
+window_size embed_dim depths use_bidirectional_attention rel_extent log_scaling_n_floor log_scaling_alpha
 """
 PROBE_LAYERS = 61
 
@@ -52,6 +54,8 @@ def describe(config_class: Any) -> dict[str, Any]:
         instance = config_class()
     except Exception:  # a class that needs its parts given has no defaults of its own
         instance = None
+    if "sliding_window" not in entry and isinstance(getattr(instance, "sliding_window", None), int):
+        entry["sliding_window"] = instance.sliding_window
     rope = getattr(instance, "rope_parameters", None)
     if rope:
         entry["rope_parameters"] = rope
@@ -67,15 +71,18 @@ def describe(config_class: Any) -> dict[str, Any]:
 
 
 def layer_pattern(config_class: Any, instance: Any) -> dict[str, Any] | None:
-    """The rule of default layer types: a prefix, then a cycle, then perhaps a fixed last layer."""
+    """The rule of default layer types: a prefix, then a cycle, then perhaps a fixed last layer; or a cycle from the end."""
     if not getattr(instance, "layer_types", None):
         return None
     try:
-        types = list(config_class(num_hidden_layers=PROBE_LAYERS).layer_types)
+        types, more = (list(config_class(num_hidden_layers=count).layer_types) for count in (PROBE_LAYERS, PROBE_LAYERS + 1))
     except Exception:
-        types = []
+        types, more = [], []
     if len(types) != PROBE_LAYERS:
         return {"list": list(instance.layer_types)}
+    if types[:-4] != more[:-5] and types == more[1:]:
+        period = next(n for n in range(1, 9) if types[n:] == types[:-n])
+        return {"cycle": types[: -period - 1 : -1], "from_end": True}
     for fixed_last in (False, True):
         body = types[:-1] if fixed_last else types
         for prefix in range(4):

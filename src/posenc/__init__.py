@@ -18,9 +18,9 @@ _HOME = {
     "posenc.core.multimodal": ["multimodal", "next_positions", "on_axes", "patch_centres"],
     "posenc.core.mask": ["CAUSAL", "FULL", "Mask", "causal", "same_segment", "visible", "window"],
     "posenc.core.distance": ["pairwise_distance", "t5_bucket"],
+    "posenc.core.apply": ["apply_rotary", "apply_rotary_", "apply_rotary_pair"],
     "posenc.core.rotary": [
-        "Frequencies", "Pairing", "RotaryTable", "apply_rotary", "apply_rotary_pair", "inverse", "rotary_table",
-        "rotary_table_nd", "transpose",
+        "Frequencies", "Pairing", "RotaryTable", "inverse", "rotary_table", "rotary_table_nd", "transpose",
     ],
     "posenc.core.rerotate": ["rerotate", "rerotation_error"],
     "posenc.core.sinusoid": ["sinusoid"],
@@ -90,6 +90,9 @@ if TYPE_CHECKING:
     from posenc.attn.prepared import prepare as prepare
     from posenc.catalog import CATALOG as CATALOG
     from posenc.catalog import load_encoding as load_encoding
+    from posenc.core.apply import apply_rotary as apply_rotary
+    from posenc.core.apply import apply_rotary_ as apply_rotary_
+    from posenc.core.apply import apply_rotary_pair as apply_rotary_pair
     from posenc.core.bias import DenseBias as DenseBias
     from posenc.core.bias import FormulaBias as FormulaBias
     from posenc.core.bias import KeyBias as KeyBias
@@ -119,8 +122,6 @@ if TYPE_CHECKING:
     from posenc.core.rotary import Frequencies as Frequencies
     from posenc.core.rotary import Pairing as Pairing
     from posenc.core.rotary import RotaryTable as RotaryTable
-    from posenc.core.rotary import apply_rotary as apply_rotary
-    from posenc.core.rotary import apply_rotary_pair as apply_rotary_pair
     from posenc.core.rotary import inverse as inverse
     from posenc.core.rotary import rotary_table as rotary_table
     from posenc.core.rotary import rotary_table_nd as rotary_table_nd

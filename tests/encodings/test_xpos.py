@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc import CAUSAL, Explicit, Geometric, GrowingCache, RoPE, ShapeError, inverse, positional_attention, window
-from posenc.core.rotary import apply_rotary_pair
+from posenc.core.apply import apply_rotary_pair
 from posenc.encodings.xpos import XPos
 from posenc.testing import conform
 

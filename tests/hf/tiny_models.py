@@ -91,6 +91,7 @@ def _layers(*kinds: str) -> dict[str, Any]:
     return {"layer_types": list(kinds), "num_hidden_layers": len(kinds)}
 
 
+_ALIKE: dict[str, Any] = {}
 _ALTERNATE = _layers("sliding_attention", "full_attention")
 _LINEAR = _layers("linear_attention", "full_attention")
 _LATENT = {"num_key_value_heads": 4}  # the head counts of queries and keys agree there
@@ -98,16 +99,16 @@ _PATCHES = {"hidden_states": (16, 96), "grid_thw": [[1, 4, 4]]}  # patches of 3 
 
 _DECODERS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
-        ("apertus", "arcee", "bitnet", "cohere", "diffllama", "doge", "ernie4_5", "exaone", "flex_olmo", "gemma", "glm", "glm4",
+        ("llama", "apertus", "arcee", "bitnet", "cohere", "diffllama", "doge", "ernie4_5", "exaone", "flex_olmo", "gemma", "glm", "glm4",
          "gpt_neox", "gpt_neox_japanese", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense",
-         "hunyuan_v1_moe", "jais2", "llama", "minimax_m2", "ministral3", "mistral", "mixtral", "nanochat", "nemotron", "olmo",
+         "hunyuan_v1_moe", "jais2", "minimax_m2", "ministral3", "mistral", "mixtral", "nanochat", "nemotron", "olmo",
          "olmo2", "olmoe", "persimmon", "phi", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
          "solar_open", "stablelm", "starcoder2", "internlm3", "cwm", "glm4_moe", "ernie4_5_moe", "hyperclovax"),
-        {},
+        _ALIKE,
     ),
     **dict.fromkeys(
         ("afmoe", "beam", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "gemma2", "gemma3_text", "gpt_oss",
-         "granite_swa", "granitemoe_swa", "laguna", "mellum", "mimo_v2_flash", "ministral", "modernbert-decoder", "olmo3",
+         "granite_swa", "granitemoe_swa", "laguna", "mellum", "mimo_v2_flash", "ministral", "olmo3",
          "vaultgemma"),
         _ALTERNATE,
     ),
@@ -130,6 +131,7 @@ _DECODERS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {**_layers("mamba", "attention"), "position_embedding_type": "rope"},
     "lfm2": _layers("conv", "full_attention"),
     "llama4_text": _layers("chunked_attention", "chunked_attention", "chunked_attention", "full_attention"),
+    "modernbert-decoder": {**_ALTERNATE, "sliding_window": None, "local_attention": 8},
     "phi3": {"max_position_embeddings": 32, "original_max_position_embeddings": 16, "rope_parameters": {
         "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 1.5, 3.0, 6.0]}},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "attention_window_size": 8},
@@ -140,18 +142,16 @@ _DECODERS: dict[str, dict[str, Any]] = {
 MODELS: tuple[Tiny, ...] = (
     *(Tiny(model_type, changes) for model_type, changes in _DECODERS.items()),
     Tiny("mistral4", {**_LATENT, "head_dim": None}, "encoder"),
-    Tiny("mistral_large4_text", _LATENT, "encoder"),
     Tiny("modernbert", _ALTERNATE, "encoder"),
     Tiny("eurobert", {}, "encoder"),
     Tiny("esm", {"position_embedding_type": "rotary"}, "encoder"),
     Tiny("nomic_bert", {}, "encoder"),
     Tiny("jina_embeddings_v3", {}, "encoder"),
-    Tiny("roformer", {}, "encoder"),
     *(
         Tiny(model_type, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}, **changes}, "axes")
         for model_type, changes in {
             "qwen2_vl_text": {}, "qwen2_5_vl_text": {}, "qwen3_vl_text": {}, "qwen3_vl_moe_text": {}, "glm4v_text": {},
-            "glm4v_moe_text": {"head_dim": 16}, "glm_ocr_text": {}, "cosmos3_edge_text": {}, "hunyuan_vl_text": {},
+            "glm4v_moe_text": {"head_dim": 16}, "glm_ocr_text": {}, "cosmos3_edge_text": {},
         }.items()
     ),
     Tiny("qwen2_5_vl_vision", {"fullatt_block_indexes": [1], "window_size": 16}, "picture", picture=_PATCHES),
@@ -165,6 +165,25 @@ MODELS: tuple[Tiny, ...] = (
         "pixel_values": (1, 36, 48), "pixel_position_ids": [[[x, y] for y in range(6) for x in range(6)]]}),
     Tiny("sam3_vit_model", {"window_size": 2, "pretrain_image_size": 16}, "picture", picture={"pixel_values": (1, 3, 16, 16)}),
     Tiny("mlcd_vision_model", {}, "picture", picture={"pixel_values": (1, 3, 16, 16)}),
-    Tiny("dinov3_vit", {}, "picture", picture={"pixel_values": (1, 3, 16, 16)}),
     Tiny("qwen2_vl_vision", {"embed_dim": 32}, "picture", "Qwen2VisionTransformerPretrainedModel", picture=_PATCHES),
 )  # fmt: skip
+"""Rotary models whose tables `patch` makes."""
+
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "xdrope_section": [1, 1, 1, 1]}
+LEFT: tuple[tuple[Tiny, str], ...] = (
+    *((Tiny(name, {}, "encoder"), "none of its modules makes a rotary table") for name in ("gpt2", "bert", "bloom", "t5", "roformer")),
+    (Tiny("mistral_large4_text", _LATENT, "encoder"), "rotary_emb: MistralLarge4TextRotaryEmbedding learns its frequencies"),
+    (Tiny("flint", {**_ALTERNATE, "layer_types": ["full_attention"] * 2}), "model.rotary_emb: no layer of 'flint' uses it"),
+    (Tiny("hunyuan_vl_text", {"rope_parameters": _SECTIONS}, "axes"), "gives the two channels of a pair different angles"),
+    (Tiny("dinov3_vit", {}, "picture"), "rope_embeddings: DINOv3ViTRopePositionEmbedding is not called with positions"),
+)
+"""Models that it refuses, and why."""
+
+SEVERAL = ("llama", "gemma3_text", "gemma4_text", "qwen3_next", "gpt_neox", "gptj", "phi3", "deepseek_v2", "deepseek_v3", "llama4_text",
+           "cohere2", "gpt_oss", "bamba", "glm4")
+"""Decoders whose tables are written, applied or shared in different ways."""
+
+
+def tiny(model_type: str) -> Tiny:
+    """The entry of an architecture."""
+    return next(model for model in MODELS if model.model_type == model_type)

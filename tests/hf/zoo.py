@@ -34,6 +34,17 @@ Layout = Literal["positions", "axes first", "tokens", "axes last", "length", "gr
 _CLASS = re.compile(r"^class (\w*(?:Rotary|RoPE|Rope)\w*)\(", re.MULTILINE)
 
 
+NEEDED: dict[str, dict[str, Any]] = {
+    "Glm4MoeConfig": {"head_dim": 128},  # 4096 / 96 gives 42, of which an odd half would turn; checkpoints say 128
+    "Qwen3OmniMoeTextConfig": {"head_dim": 128},  # 2048 / 28 gives 73
+    "BambaConfig": {"attn_layer_indices": [0]},  # no layer attends by default
+    "GraniteMoeHybridConfig": {"position_embedding_type": "rope", "layer_types": ["full_attention"] * 32},
+    "Zamba2Config": {"use_mem_rope": True},  # off by default
+    "DeepseekV4Config": {"layer_types": ["sliding_attention", "compressed_sparse_attention"] * 21 + ["sliding_attention"]},
+}
+"""Default configs whose table no model could use, and what checkpoints set instead."""
+
+
 class Table(NamedTuple):
     """Cosine and sine, one column per pair: float32 ``[batch, seq, pairs]``."""
 
@@ -195,8 +206,8 @@ def _cases(cls: type[nn.Module], module: ModuleType, source: str) -> Iterator[Ca
 
 
 def _changes(config_class: type[Any]) -> Iterator[dict[str, Any]]:
-    """Nothing first; then what checkpoints set where a default config does not fit its own sections or layer types."""
-    yield {}
+    """What is `NEEDED`, mostly nothing; then what checkpoints set where a default config does not fit its own sections."""
+    yield NEEDED.get(config_class.__name__, {})
     config = config_class()
     if not hasattr(config, "rope_parameters"):
         return

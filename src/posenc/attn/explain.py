@@ -8,8 +8,8 @@ from typing import Any
 from posenc.attn.attention import attention
 from posenc.attn.request import make_request
 from posenc.attn.select import Verdict, verdicts
+from posenc.core.apply import apply_rotary, apply_rotary_, apply_rotary_pair, rotary_verdicts
 from posenc.core.mask import FULL
-from posenc.core.rotary import apply_rotary
 
 _DEFAULTS: dict[str, Any] = {
     "mask": FULL, "bias": None, "positions": None, "k_positions": None, "scale": None, "dropout_p": 0.0,
@@ -17,7 +17,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Verdict]:
-    """One verdict per backend for a call of `attention` or `apply_rotary`, without running it.
+    """One verdict per backend for a call of `attention`, `apply_rotary` and its kin, without running it.
 
     Example:
         >>> q = torch.ones(1, 1, 2, 4)
@@ -29,8 +29,8 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Ver
     backend = kwargs.pop("backend", "auto")
     if function is attention:
         return verdicts(make_request(*args, **{**_DEFAULTS, **kwargs}), backend)
-    if function is apply_rotary:
-        return [Verdict("reference", True, "the only backend of apply_rotary")]
+    if function in (apply_rotary, apply_rotary_, apply_rotary_pair):
+        return rotary_verdicts(function, *args, backend=backend, **kwargs)
     raise ValueError(
-        f"explain: {getattr(function, '__name__', function)!r} has no backends. Expected attention or apply_rotary. Pass one of them."
+        f"explain: {getattr(function, '__name__', function)!r} has no backends. Expected attention, apply_rotary, apply_rotary_ or apply_rotary_pair. Pass one of them."
     )

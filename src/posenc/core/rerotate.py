@@ -7,8 +7,9 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from posenc.core.apply import apply_rotary
 from posenc.core.checks import check_values
-from posenc.core.rotary import Frequencies, Pairing, apply_rotary, rotary_table_nd
+from posenc.core.rotary import Frequencies, Pairing, rotary_table_nd
 from posenc.core.tokens import Positions, resolve_positions
 from posenc.errors import ShapeError
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
+from posenc.core.apply import apply_rotary_pair
 from posenc.core.bias import ScoreBias
-from posenc.core.rotary import Frequencies, Pairing, RotaryTable, apply_rotary_pair
+from posenc.core.rotary import Frequencies, Pairing, RotaryTable
 from posenc.core.spec import EncodingSpec
 from posenc.core.tokens import Positions, resolve_positions
 from posenc.errors import ShapeError

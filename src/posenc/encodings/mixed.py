@@ -8,8 +8,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from posenc.core.apply import apply_rotary_pair
 from posenc.core.checks import check_integers
-from posenc.core.rotary import Frequencies, Pairing, RotaryTable, apply_rotary_pair, rotary_table_nd
+from posenc.core.rotary import Frequencies, Pairing, RotaryTable, rotary_table_nd
 from posenc.core.sites import QKEncoding
 from posenc.core.spec import EncodingSpec, Reference
 from posenc.core.tokens import check_positions

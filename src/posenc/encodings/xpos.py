@@ -8,8 +8,9 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from posenc.core.apply import apply_rotary_pair
 from posenc.core.checks import check_integers, check_values
-from posenc.core.rotary import Frequencies, Pairing, RotaryTable, apply_rotary_pair, check_rotary_dim, rotary_table
+from posenc.core.rotary import Frequencies, Pairing, RotaryTable, check_rotary_dim, rotary_table
 from posenc.core.sites import QKEncoding
 from posenc.core.spec import EncodingSpec, Reference
 from posenc.errors import ShapeError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc.errors import ConfigError
-from posenc.hf.families import Family
+from posenc.hf.families import WHOLE_DEFAULTS, Family
 from posenc.hf.source import Keys
 
 FLAT_KEYS = ("rope_theta", "rotary_emb_base", "rotary_embedding_base")
@@ -22,9 +22,9 @@ def read_blocks(keys: Keys, family: Family, defaults: Mapping[str, Any], kinds: 
             f"plan: {keys.path('rope_parameters')} and {keys.path('rope_scaling')} disagree. Expected one of them, or both alike. "
             "Remove rope_scaling, the older name."
         )
-    given = new if new is not None else old
-    base = keys.number(*FLAT_KEYS) if not isinstance(keys.data.get("rope_theta"), (list, dict)) else None
+    given = next((block for block in (new, old) if block is not None and block.data), None)
     fallback = defaults.get("rope_parameters")
+    base = keys.number(*FLAT_KEYS) if fallback is None or any(name in keys for name in FLAT_KEYS) else None
     labels = _labels(given, kinds, fallback)
     if labels and given is not None:
         blocks: Blocks = {}
@@ -74,7 +74,7 @@ def _filled(
     inner = data.get("rope_theta")
     if inner is None and base is not None:
         data["rope_theta"] = base
-    elif alone and base is not None and inner != base and "rope_theta" in keys:
+    elif alone and base is not None and inner != base and "rope_theta" in keys and base != keys.defaults.get("rope_theta"):
         raise ConfigError(
             f"plan: {where or 'rope_parameters'}.rope_theta = {inner!r} but rope_theta = {base!r}. Expected the same base in both "
             "places. Remove the wrong one."
@@ -90,7 +90,7 @@ def _filled(
     if data.get("partial_rotary_factor") is None:
         if share is not None:
             data["partial_rotary_factor"] = share
-        elif fallback.get("partial_rotary_factor") is not None:
+        elif fallback.get("partial_rotary_factor") is not None and not (block and keys.model_type in WHOLE_DEFAULTS):
             data["partial_rotary_factor"] = fallback["partial_rotary_factor"]
             if fallback["partial_rotary_factor"] != 1:
                 keys.note(
@@ -122,8 +122,13 @@ def _old_nested(keys: Keys, family: Family, fallback: Mapping[str, Any], given: 
             blocks[label] = None
             continue
         mine = local if label == "sliding_attention" else outside
-        own = {**scaling} if label == "full_attention" or family.everywhere or label not in ("sliding_attention",) else {}
-        data = {**assumed, **({"rope_theta": mine} if mine is not None else {}), **own}
+        own = {**scaling} if family.everywhere or label not in ("sliding_attention", "main") else {}
+        if label == "compress":  # DeepSeek-V4: its scaled layers have a base of their own, and no amplitude
+            mine = keys.number("compress_rope_theta")
+            if "yarn" in (own.get("rope_type"), own.get("type")):
+                own.setdefault("attention_factor", 1.0)
+        kind = {k: v for k, v in assumed.items() if k != "rope_type" or not {"type", "rope_type"} & own.keys()}
+        data = {**kind, **({"rope_theta": mine} if mine is not None else {}), **own}
         if mine is None and "rope_theta" not in own:
             keys.note(f"the base of {label} is not given: {assumed['rope_theta']:g}, the default of {keys.model_type!r}")
         blocks[label] = Keys(data, "" if given is None or not own else given.where, notes=keys.notes)

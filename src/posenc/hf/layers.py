@@ -10,7 +10,7 @@ from posenc.errors import ConfigError
 from posenc.hf.axes import axes_of
 from posenc.hf.blocks import Blocks
 from posenc.hf.defaults import model_defaults
-from posenc.hf.families import NO_ATTENTION, Family
+from posenc.hf.families import NO_ATTENTION, READ_BY_FEW, READS_SHARE, Family
 from posenc.hf.parameters import rope_type, schedule_of
 from posenc.hf.position_plan import LayerPlan
 from posenc.hf.rotation import Rotation
@@ -21,7 +21,11 @@ from posenc.schedules.yarn import YaRN
 WIDTH = ("hidden_size", "d_model", "n_embd")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_num_attention_heads", "encoder_num_attention_heads")
 DEPTH = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
-LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
+WINDOW = ("sliding_window", "sliding_window_size", "attention_window_size")
+LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "model_max_length")
+
+COMPRESSION = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+"""DeepSeek-V4's older files name a kind of layer by how many tokens it folds into one."""
 
 
 def layer_kinds(keys: Keys, defaults: Mapping[str, Any]) -> list[str]:
@@ -29,13 +33,16 @@ def layer_kinds(keys: Keys, defaults: Mapping[str, Any]) -> list[str]:
     listed = keys.items("layer_types", of=str)
     if listed is None:
         listed = keys.items("layers_block_type", of=str)
-    depth = keys.integer(*DEPTH, least=0, most=MAX_LAYERS)
-    if depth is None:
-        depth = keys.integer("decoder_layers", "encoder_layers", least=0, most=MAX_LAYERS) if listed is None else len(listed)
+    depth = _depth(keys)
+    rule = defaults.get("layer_types")
+    if depth is None and (listed is not None or (rule and "list" in rule)):
+        depth = len(listed or rule["list"])
     if depth is None:
         keys.note("the number of layers is not given: one layer stands for all")
         depth = 1
     if listed is not None:
+        if keys.model_type == "dory" and "mlp" in listed:  # its files count attention and MLP as a layer each
+            listed, depth = listed[::2], depth // 2
         if len(listed) < depth:
             keys.fail(
                 "layer_types",
@@ -44,18 +51,38 @@ def layer_kinds(keys: Keys, defaults: Mapping[str, Any]) -> list[str]:
                 "Add the missing kinds or mend num_hidden_layers.",
             )
         return listed[:depth]
-    return _kinds_by_rule(keys, defaults.get("layer_types"), depth)
+    return _kinds_by_rule(keys, rule, depth)
+
+
+def _depth(keys: Keys) -> int | None:
+    """How many layers there are: of the decoder where there are two towers, of all stages where there are several."""
+    stages = keys.get("depths") or keys.get(*DEPTH)
+    if isinstance(stages, list):
+        counts = keys.items("depths", of=int) or keys.items(*DEPTH, of=int) or []
+        total = sum(counts)
+        if any(count < 0 for count in counts) or total > MAX_LAYERS:
+            keys.fail(("depths", *DEPTH), stages, f"whole numbers that sum to {MAX_LAYERS} or less")
+        return total
+    towers = "encoder_layers" in keys and "decoder_layers" in keys
+    depth = None if towers else keys.integer(*DEPTH, least=0, most=MAX_LAYERS)
+    for name in ("decoder_layers", "encoder_layers"):
+        if depth is None:
+            depth = keys.integer(name, least=0, most=MAX_LAYERS)
+    return depth
 
 
 def _kinds_by_rule(keys: Keys, rule: Mapping[str, Any] | None, depth: int) -> list[str]:
     attends = keys.items("attn_layer_indices", of=int)
     if attends is not None:  # Bamba
         return ["full_attention" if index in attends else "linear_attention" for index in range(depth)]
+    ratios = keys.items("compress_ratios", of=int)
+    if ratios and {*ratios} <= COMPRESSION.keys():
+        return [COMPRESSION[ratio] for ratio in ratios[:depth]]
     repeated = keys.items("block_types", of=str)
     if repeated:  # RecurrentGemma
         rule = {"cycle": ["linear_attention" if kind == "recurrent" else "sliding_attention" for kind in repeated]}
     if rule is None:
-        window = keys.data.get("sliding_window") is not None and keys.data.get("use_sliding_window") is not False
+        window = keys.get(*WINDOW) and keys.flag("use_sliding_window") is not False
         return ["sliding_attention" if window else "full_attention"] * depth
     if "list" in rule:
         cycle = list(rule["list"])
@@ -70,6 +97,8 @@ def _kinds_by_rule(keys: Keys, rule: Mapping[str, Any] | None, depth: int) -> li
         start = keys.integer("max_window_layers", least=0) or 0
         cycle = ["full_attention" if i < start else "sliding_attention" for i in range(depth)]
     kinds = (cycle + ["full_attention"] * depth)[:depth]
+    if rule.get("from_end"):
+        kinds.reverse()
     if rule.get("last") and depth:
         kinds[-1] = rule["last"]
     if len(set(kinds)) > 1:
@@ -82,17 +111,17 @@ class LayerReader:
 
     def __init__(self, keys: Keys, family: Family, blocks: Blocks, max_length: int | None) -> None:
         self.keys, self.family, self.blocks, self.max_length = keys, family, blocks, max_length
-        self.rotations: dict[tuple[str | None, int, float | None], Rotation] = {}
+        self.rotations: dict[tuple[str | None, int, float | None, bool], Rotation] = {}
         self.flags = keys.items("no_rope_layers", of=(int, bool)) if family.turns == "flags" else None
-        self.interval = keys.integer("no_rope_layer_interval", most=MAX_LAYERS) if family.turns == "flags" else None
+        self.interval = (keys.integer("no_rope_layer_interval", most=MAX_LAYERS) or 4) if family.turns == "flags" else None
         self.bases = keys.items("layer_rope_theta", of=(int, float))
-        self.window = keys.integer("sliding_window", "sliding_window_size", "attention_window_size", least=0) or None
+        self.scaled = keys.items("rope_scaling_layers", of=int)  # Molmo 2: the others keep the plain ladder
+        plain = keys.integer(*WINDOW, least=0)
+        self.window = self._tokens(keys.integer("local_attention", least=0) or plain)  # ModernBERT files hold both
         if keys.flag("use_sliding_window") is False:
             self.window = None
-        around = keys.integer("local_attention", least=0)
-        if around:  # ModernBERT: half of it before the token, half after
-            self.window = 2 * (around // 2) + 1
         self.chunk = keys.integer("attention_chunk_size")
+        self.dense = self._dense() if family.turns == "windowed or dense" else frozenset()
         self.overrides = self._overrides()
         self.bias = self._bias()
         self.temperature = self._temperature()
@@ -104,7 +133,7 @@ class LayerReader:
         rotation = self._rotation(label, index, kind) if turns else None
         sliding = kind in ("sliding_attention", "hybrid_sliding", "local_attention")
         own = self.overrides.get(index, {})
-        window = own.get("sliding_window", self.window) if sliding else None
+        window = (self._tokens(own["sliding_window"]) if "sliding_window" in own else self.window) if sliding else None
         temperature = self.temperature
         if self.family.temperature == "llama4" and turns:
             temperature = None
@@ -122,12 +151,28 @@ class LayerReader:
             entry=label if rotation is not None else None,
         )
 
+    def _tokens(self, window: int | None) -> int | None:
+        """How many tokens a query sees, itself included, from the number that the configuration holds."""
+        if not window:
+            return None
+        both_ways = self.keys.get("use_bidirectional_attention") in (True, "all")  # Gemma 3 and its kin
+        match "both sides" if both_ways else self.family.window:
+            case "each side":
+                return 2 * window + 1
+            case "both sides":
+                return 2 * (window // 2) + 1
+            case "half":
+                return window // 2 or None
+        return window
+
     def _turns(self, index: int, kind: str) -> bool:
         keys = self.keys
         if not self.blocks or kind in NO_ATTENTION or self.family.turns == "none":
             return False
-        if self.bases is not None and (index >= len(self.bases) or not self.bases[index]):
-            return False
+        if self.bases is not None:
+            if index >= len(self.bases):
+                keys.fail("layer_rope_theta", f"{len(self.bases)} entries", "one per layer, 0 where nothing turns")
+            return bool(self.bases[index])
         match self.family.turns:
             case "flags":
                 if self.flags:
@@ -137,10 +182,14 @@ class LayerReader:
                 return not self.interval or (index + 1) % self.interval != 0
             case "sliding":
                 return kind == "sliding_attention"
+            case "windowed":
+                return kind == "sliding_attention" and self.window is not None
+            case "windowed or dense":
+                return (kind == "sliding_attention" and self.window is not None) or index in self.dense
             case "sliding unless no window":
                 return kind == "sliding_attention" or self.window is None
             case "if rope":
-                return keys.text("position_embedding_type") == "rope"
+                return keys.text("position_embedding_type", "position_embeddings_type") in ("rope", "rotary")
             case "if rotary":
                 return bool(keys.flag("use_rotary_embedding", "use_mem_rope"))
         if self.family.bias == "alibi if asked" and keys.flag("alibi"):
@@ -167,11 +216,14 @@ class LayerReader:
         assert block is not None
         base = self.bases[index] if self.bases is not None else None
         head_dim = self._head_dim(index, kind)
-        if (label, head_dim, base) not in self.rotations:
+        plain = self.scaled is not None and index not in self.scaled
+        if (label, head_dim, base, plain) not in self.rotations:
             if base is not None:
                 block = Keys({**block.data, "rope_theta": base}, block.where, notes=block.notes)
-            self.rotations[label, head_dim, base] = self._make(block, head_dim, nested=label is not None)
-        return self.rotations[label, head_dim, base]
+            if plain:
+                block = Keys({"rope_theta": block.data.get("rope_theta")}, block.where, notes=block.notes)
+            self.rotations[label, head_dim, base, plain] = self._make(block, head_dim, nested=label is not None)
+        return self.rotations[label, head_dim, base, plain]
 
     def _make(self, block: Keys, head_dim: int, *, nested: bool) -> Rotation:
         family, keys = self.family, self.keys
@@ -210,10 +262,15 @@ class LayerReader:
             original_length=None if nested else keys.integer("original_max_position_embeddings"),
             pairs=rotary_dim // 2,
             rounds=rounds,
+            ignored=self._ignored(),
         )
         if family.remark:
             block.note(family.remark)
-        original = getattr(schedule, "original_length", None) or self.max_length
+        original = getattr(schedule, "original_length", None)
+        if kind == "linear":  # which does not need it
+            name = "original_max_position_embeddings"
+            original = block.integer(name) or keys.integer(name)
+        original = original or self.max_length
         width = start + rotary_dim if family.where == "separate" else head_dim
         return Rotation(schedule, width, rotary_dim, start, self._pairing(), axes, original)
 
@@ -226,6 +283,13 @@ class LayerReader:
         """How many channels turn and the first that does."""
         keys, family = self.keys, self.family
         share = block.number("partial_rotary_factor", least=0.0)
+        unread = kind in ("default", "axial") and keys.model_type in model_defaults() and keys.model_type not in READS_SHARE
+        if unread and share not in (None, 1.0) and family.where != "separate":
+            block.note(
+                f"{block.path('partial_rotary_factor')} = {share:g} is not read by {keys.model_type!r} where rope_type is {kind!r}: "
+                "the whole head turns"
+            )
+            share = None
         if family.where == "separate":
             return self._even("qk_rope_head_dim", self._rope_head_dim(), head_dim), keys.integer(
                 "qk_nope_head_dim", least=0
@@ -246,6 +310,12 @@ class LayerReader:
     def _reads_rotary_dim(self) -> bool:
         model_type = self.keys.model_type
         return self.family.base is not None or model_type == "minimax_m2" or model_type not in model_defaults()
+
+    def _ignored(self) -> frozenset[str]:
+        model_type = self.keys.model_type
+        return frozenset(
+            name for name, readers in READ_BY_FEW.items() if model_type in model_defaults() and model_type not in readers
+        )
 
     def _rope_head_dim(self) -> int:
         width = self.keys.integer("qk_rope_head_dim", most=2**20)
@@ -278,7 +348,7 @@ class LayerReader:
         given = keys.integer(*dict.fromkeys((family.head_key, "head_dim")), most=2**20) if family.width == "head" else None
         if given is not None:
             return given
-        names = ("embed_dim",) if "embed_dim" in keys and keys.model_type in ("qwen2_vl", "qwen2_vl_vision") else WIDTH
+        names = (family.hidden_key,) if family.hidden_key and keys.get(family.hidden_key) is not None else WIDTH
         width = keys.integer(*names, most=2**24)
         if family.width == "hidden" and width:
             return width
@@ -298,6 +368,14 @@ class LayerReader:
             )
         return width // heads
 
+    def _dense(self) -> frozenset[int]:
+        """Cohere 2 MoE: the layers without experts, which turn whatever their kind unless they have a window rule."""
+        period = self.keys.integer("prefix_dense_sliding_window_pattern")
+        kinds = self.keys.items("mlp_layer_types", of=str) or ["dense"] * (
+            self.keys.integer("first_k_dense_replace", least=0, most=MAX_LAYERS) or 0
+        )
+        return frozenset(i for i, kind in enumerate(kinds) if kind == "dense" and period in (None, 1))
+
     def _overrides(self) -> dict[int, dict[str, Any]]:
         per_layer = self.keys.mapping("per_layer_config")
         if per_layer is None:
@@ -315,11 +393,9 @@ class LayerReader:
 
     def _bias(self) -> BiasRule | None:
         keys = self.keys
-        heads = (
-            None
-            if isinstance(keys.data.get("num_heads"), list)
-            else keys.integer(*HEADS, "decoder_attention_heads", most=2**20)
-        )
+        heads = None  # of each stage, where there are several
+        if not isinstance(keys.get(*HEADS, "decoder_attention_heads"), list):
+            heads = keys.integer(*HEADS, "decoder_attention_heads", most=2**20)
         match self.family.bias:
             case "alibi":
                 inner = keys.mapping("attn_config")
@@ -354,6 +430,15 @@ class LayerReader:
                 return BiasRule("swin", None, (("window", window),) if isinstance(window, int) else ())
             case "transformer-xl":
                 return BiasRule("transformer-xl", heads)
+            case "relative states":
+                floor = keys.number("log_scaling_n_floor")
+                if floor is not None:
+                    keys.note(
+                        f"full-attention layers scale queries and their bias by 1 + {keys.number('log_scaling_alpha') or 0.1:g}·ln of "
+                        f"(position + 1) / {floor:g} beyond {floor:g} tokens"
+                    )
+                farthest = keys.integer("rel_extent")
+                return BiasRule("relative states", heads, (("farthest", farthest),) if farthest else ())
         kind = keys.text("position_embedding_type")
         if kind in ("relative_key", "relative_key_query"):
             return BiasRule(

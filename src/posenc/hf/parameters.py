@@ -44,7 +44,14 @@ def _agree(parameters: Keys) -> bool:
 
 
 def schedule_of(
-    parameters: Keys, *, kind: str, max_length: int | None, original_length: int | None, pairs: int, rounds: bool | None = None
+    parameters: Keys,
+    *,
+    kind: str,
+    max_length: int | None,
+    original_length: int | None,
+    pairs: int,
+    rounds: bool | None = None,
+    ignored: frozenset[str] = frozenset(),
 ) -> Schedule | LengthRule:
     """The schedule that a checked block of ``rope_parameters`` stands for.
 
@@ -54,13 +61,14 @@ def schedule_of(
         original_length: the length before extension where the model says it outside the block.
         pairs: how many pairs turn, for the length of factor lists.
         rounds: YaRN's ``truncate`` where the reader decides it outside the block.
+        ignored: keys that the architecture does not read.
 
     Raises:
         ConfigError: a missing or impossible value, naming the key and the rule.
     """
     ladder = Geometric(_needed(parameters, parameters.number("rope_theta"), "rope_theta", kind))
     try:
-        return _rule(parameters, ladder, kind, max_length, original_length, pairs, rounds)
+        return _rule(parameters, ladder, kind, max_length, original_length, pairs, rounds, ignored)
     except ConfigError:
         raise
     except ValueError as error:  # a schedule's own check: say which block it came from
@@ -75,6 +83,7 @@ def _rule(
     original_length: int | None,
     pairs: int,
     rounds: bool | None,
+    ignored: frozenset[str],
 ) -> Schedule | LengthRule:
     match kind:
         case "default" | "axial":
@@ -85,7 +94,7 @@ def _rule(
             proportion = parameters.number("partial_rotary_factor", least=0.0)
             return Proportional(ladder, 1.0 if proportion is None else proportion, parameters.number("factor") or 1.0)
         case "dynamic":
-            alpha = parameters.number("alpha")
+            alpha = None if "alpha" in ignored else parameters.number("alpha")
             if alpha is not None:
                 parameters.read.add("factor")
                 return NTK(ladder, alpha)
@@ -130,8 +139,8 @@ def _rule(
                 original,
                 factor=_factor(parameters, kind, max_length, original),
                 amplitude=parameters.number("attention_factor"),
-                short_amplitude=parameters.number("short_mscale"),
-                long_amplitude=parameters.number("long_mscale"),
+                short_amplitude=None if "short_mscale" in ignored else parameters.number("short_mscale"),
+                long_amplitude=None if "long_mscale" in ignored else parameters.number("long_mscale"),
             )
     raise AssertionError(kind)
 

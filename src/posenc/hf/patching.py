@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from types import TracebackType
 from typing import Any, Literal, Self, final
 
@@ -138,11 +139,12 @@ class PatchedRotary(nn.Module):
         self.writers: dict[str | None, _Writer] = {}
         positions = plan(config)
         labels = getattr(original, "rope_type", None)
-        fresh = _fresh(original, config)
-        for label in labels if isinstance(labels, dict) and labels else [None]:
-            rotation = _rotation(positions, label)
-            if rotation is not None:
-                self.writers[label] = _Writer.probe(fresh, rotation, label)
+        with torch.device("cpu"):
+            fresh = _fresh(original, config)
+            for label in labels if isinstance(labels, dict) and labels else [None]:
+                rotations = _rotations(positions, label)
+                if rotations:
+                    self.writers[label] = _Writer.probe(fresh, rotations, label)
         if not self.writers:
             raise ConfigError(f"no layer of {positions.model_type!r} uses it")
         self.original = original
@@ -177,24 +179,24 @@ class _Writer:
         self.leading, self.keeps_dtype = leading, keeps_dtype
 
     @classmethod
-    def probe(cls, fresh: nn.Module, rotation: Rotation, label: str | None) -> _Writer:
-        """Find the form by comparing posenc's float32 table with a freshly built module's."""
-        positions = _probe_positions(rotation)
+    def probe(cls, fresh: nn.Module, rotations: list[Rotation], label: str | None) -> _Writer:
+        """Find the rotation and the form by comparing posenc's float32 tables with a freshly built module's."""
         rest = () if label is None else (label,)
-        try:
-            theirs = fresh(torch.zeros(1), positions, *rest)
-            narrow = fresh(torch.zeros(1, dtype=torch.bfloat16), positions, *rest)
-        except (TypeError, IndexError, RuntimeError, AttributeError, ValueError) as error:
-            raise ConfigError(f"{type(fresh).__name__} is not called with positions ({error})") from None
-        pair, narrow = (theirs, narrow) if isinstance(theirs, tuple) else ((theirs,), (narrow,))
-        forms: list[Form] = ["complex"] if pair[0].is_complex() else ["tiled", "repeated", "half", "blocks"]
-        for form in forms:
-            for sine_first in (False, True):
-                for leading in (False, True):
-                    writer = cls(rotation, form, sine_first, leading, narrow[0].dtype == torch.bfloat16)
-                    ours = writer(torch.zeros(1), positions, torch.float32)
-                    if all(map(_close, ours if isinstance(ours, tuple) else (ours,), pair)):
-                        return writer
+        for rotation in rotations:
+            calls = _probe_positions(rotation)
+            try:
+                theirs = [_parts(fresh(torch.zeros(1), at, *rest)) for at in calls]
+                narrow = _parts(fresh(torch.zeros(1, dtype=torch.bfloat16), calls[0], *rest))
+            except (TypeError, IndexError, RuntimeError, AttributeError, ValueError) as error:
+                raise ConfigError(f"{type(fresh).__name__} is not called with positions ({error})") from None
+            forms: tuple[Form, ...] = ("complex",) if theirs[0][0].is_complex() else ("tiled", "repeated", "half", "blocks")
+            for form, sine_first, leading in product(forms, (False, True), (False, True)):
+                writer = cls(rotation, form, sine_first, leading, narrow[0].dtype == torch.bfloat16)
+                if all(
+                    _close(_parts(writer(torch.zeros(1), at, torch.float32)), table)
+                    for at, table in zip(calls, theirs, strict=True)
+                ):
+                    return writer
         raise ConfigError(f"the table of {type(fresh).__name__} is not the one that its configuration stands for")
 
     def __call__(self, x: Tensor, position_ids: Tensor, angle_dtype: torch.dtype) -> Any:
@@ -217,8 +219,14 @@ class _Writer:
         return (torch.polar(torch.ones_like(angle), angle) * amplitude).to(torch.complex64)
 
 
-def _close(ours: Tensor, theirs: Tensor) -> bool:
-    return ours.shape == theirs.shape and bool((ours - theirs).abs().max() <= _CLOSE)
+def _parts(table: Any) -> tuple[Tensor, ...]:
+    return (table,) if isinstance(table, Tensor) else tuple(table)
+
+
+def _close(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> bool:
+    return [t.shape for t in ours] == [t.shape for t in theirs] and all(
+        bool((a - b).abs().max() <= _CLOSE) for a, b in zip(ours, theirs, strict=True)
+    )
 
 
 def _written(table: RotaryTable, form: Form, rotation: Rotation) -> tuple[Tensor, Tensor]:
@@ -243,28 +251,27 @@ def _as_axes(rotation: Rotation, position_ids: Tensor) -> Tensor:
     return position_ids
 
 
-def _probe_positions(rotation: Rotation) -> Tensor:
+def _probe_positions(rotation: Rotation) -> list[Tensor]:
+    """Positions to compare at, as the module takes them; for rules that depend on the length, beyond it as well."""
     steps = torch.tensor([[0, 1, 7, 23, 5]])
+    starts = (0, rotation.original_length or 0) if rotation.depends_on_length else (0,)
     if rotation.axes is None:
-        return steps
-    count = len(rotation.axes.names)
-    spread = steps[0, :, None] * torch.arange(1, count + 1)
+        return [steps + start for start in starts]
+    spread = steps[0, :, None] * torch.arange(1, len(rotation.axes.names) + 1)
     if rotation.axes.text:
-        return spread.T[:, None]
-    return spread[None] if rotation.axes.blocks > 1 else spread
+        return [spread.T[:, None] + start for start in starts]
+    return [spread[None] if rotation.axes.blocks > 1 else spread]
 
 
-def _rotation(positions: PositionPlan, label: str | None) -> Rotation | None:
-    for layer, _ in positions.runs:
-        if layer.rotation is not None and (label is None or layer.entry == label):
-            return layer.rotation
-    return None
+def _rotations(positions: PositionPlan, label: str | None) -> list[Rotation]:
+    """The different rotations of the layers that read a block."""
+    found = (layer.rotation for layer, _ in positions.runs if label is None or layer.entry == label)
+    return list(dict.fromkeys(rotation for rotation in found if rotation is not None))
 
 
 def _fresh(original: nn.Module, config: Any) -> nn.Module:
     build: Callable[..., nn.Module] = type(original)
     try:
-        with torch.device("cpu"):
-            return build(config=config)
+        return build(config=config)
     except TypeError:
         raise ConfigError(f"{type(original).__name__} is not built from a configuration alone") from None

@@ -39,8 +39,10 @@ def _read(data: dict[str, Any], assumed_type: str | None) -> PositionPlan:
     known = model_defaults().get(model_type, {}).get("parts", {})
     inside = next((name for name in TEXT_PARTS if isinstance(data.get(name), dict)), None)
     own_layers = any(name in top for name in (*DEPTH, *WIDTH))
+    if inside is None and not own_layers:  # a file without its text model has the class's
+        inside = next((name for name in TEXT_PARTS if name in known), None)
     if inside and not own_layers:
-        text = _read(data[inside], known.get(inside))
+        text = _read(data.get(inside) or {}, known.get(inside))
     else:
         text_type = next((known[name] for name in TEXT_PARTS if name in known), model_type) if own_layers else model_type
         if not own_layers and not known and model_type in model_defaults():
@@ -88,6 +90,10 @@ def _read_one(data: dict[str, Any], model_type: str) -> PositionPlan:
     lengths = [r.original_length for r in rotations if r.original_length]
     encoder = _encoder(keys, family, model_type)
     _leftovers(keys, blocks)
+    if not blocks and table is None and model_type not in FAMILIES:
+        keys.note(
+            f"nothing here says how positions enter {model_type or 'the model'}: it holds no rotary keys, and no table or bias of it is known"
+        )
     return PositionPlan(
         model_type=model_type,
         runs=runs,
@@ -109,27 +115,22 @@ def _declared_type(data: Mapping[str, Any], defaults: Mapping[str, Any]) -> str 
 
 def _input(keys: Keys, family: Family, max_length: int | None) -> tuple[InputTable | None, int | None]:
     """The table that is added to the embeddings, and how many tokens it was trained for."""
-    if keys.data.get("position_biased_input") is False:
+    if keys.data.get("position_biased_input") is False or keys.data.get("position_embedding_type") in ("rope", "rotary"):
         keys.read.add("position_biased_input")
         return None, max_length
-    match family.input:
-        case "learned":
-            rows = keys.integer("max_target_positions") or max_length
-            if family.offset == "pad":
-                pad = keys.integer("pad_token_id", least=0)
-                offset = 2 if pad is None else pad + 1
-            else:
-                offset = family.offset
-            if family.offset != "pad" and offset and rows:  # OPT and BART keep extra rows beyond max_position_embeddings
-                rows += offset
-            return InputTable("learned", rows, offset), rows - offset if rows else None
-        case "sinusoidal concatenated" | "sinusoidal interleaved":
-            learned = keys.integer("max_target_positions")
-            if learned is not None:  # Whisper's decoder learns its rows
-                return InputTable("learned", learned), learned
-            layout: Any = family.input.split()[1]
-            return InputTable("sinusoidal", None, layout=layout), max_length
-    return None, None
+    if not family.input:
+        return None, None
+    offset = family.offset
+    if offset == "pad":
+        pad = keys.integer("pad_token_id", least=0)
+        offset = 2 if pad is None else pad + 1
+    if family.input != "learned":
+        layout: Any = family.input.split()[1]
+        return InputTable("sinusoidal", None, offset, layout), max_length
+    rows = keys.integer("max_target_positions") or max_length
+    if family.offset != "pad" and offset and rows:  # OPT and BART keep extra rows beyond max_position_embeddings
+        rows += offset
+    return InputTable("learned", rows, offset), rows - offset if rows else None
 
 
 def _encoder(keys: Keys, family: Family, model_type: str) -> dict[str, PositionPlan]:

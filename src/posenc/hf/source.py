@@ -133,7 +133,7 @@ class Keys:
     """Typed access to one object of a configuration, with memory of what was read.
 
     Every getter takes alternative names, newest first; two that are given and differ are a `ConfigError`. ``None`` in
-    a file means "not given", as it does for transformers.
+    a file means "none", and no default stands in for it, as in transformers.
     """
 
     def __init__(
@@ -172,6 +172,8 @@ class Keys:
                 )
         if given:
             return self.data[given[0]]
+        if any(name in self.data for name in names):
+            return None  # null in a file is an answer: it takes the place of the class's default
         for name in names:
             if self.defaults.get(name) is not None:
                 self.assumed[name] = self.defaults[name]

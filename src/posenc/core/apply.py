@@ -1,0 +1,305 @@
+"""Turning queries and keys by a table: checks, then the backend that serves the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from inspect import signature
+from types import ModuleType
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from posenc.core.backends import Verdict, choose, judge
+from posenc.core.rotary import Pairing, RotaryTable
+from posenc.core.rotary_backends import ROTARY_BACKENDS, RotaryBackend, RotaryCall, Turned
+from posenc.errors import ShapeError
+
+
+def apply_rotary(
+    x: Float[Tensor, "*batch heads seq head_dim"],
+    table: RotaryTable,
+    *,
+    pairing: Pairing,
+    head_axis: int | None = -3,
+    start: int = 0,
+    out: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Turn each channel pair of ``x`` by its token's angle: ``(a·cos - b·sin, b·cos + a·sin)``.
+
+    The thing people get wrong: ``pairing`` belongs to the weights that made ``x``. The wrong one keeps every shape and
+    gives fluent nonsense.
+
+    Channels outside ``[start, start + 2·pairs)`` pass through bit-equal. The arithmetic is float32 (float64 for
+    float64 ``x``), rounded once to ``x``'s dtype; the gradient is the transposed rotation under the same rule.
+
+    Shape:
+        x: ``[*batch, heads, seq, head_dim]``, or ``[*batch, seq, heads, head_dim]`` with ``head_axis=-2``.
+        table: ``[*batch, seq, pairs]``, spread over the heads; with ``head_axis=None`` it must broadcast to ``x``
+        as it stands (no head axis, or one of its own).
+
+    Args:
+        start: the first rotating channel; negative counts from the end (``-2 * pairs``: the trailing channels).
+        out: where to write the result (may be ``x`` itself); not for tensors that need a gradient.
+        backend: ``"auto"``, ``"native"`` (the compiled CPU kernel) or ``"reference"`` (the arithmetic in torch). All
+            give the same bits; `explain` says which one serves a call.
+
+    Returns:
+        The rotated tensor: ``x``'s shape, dtype, device and stride order; never aliases ``x`` unless ``out`` does.
+
+    Raises:
+        TypeError: half-precision tables, or integer ``x``.
+        ShapeError: a table that does not fit ``x``.
+        BackendRefused: the named backend does not serve the call.
+
+    Example:
+        >>> x = torch.arange(1.0, 9.0).reshape(1, 1, 8)
+        >>> inv_freq = torch.tensor([1, 0.1, 0.01, 0.001], dtype=torch.float64)
+        >>> table = rotary_table(torch.tensor([3]), Frequencies(inv_freq))
+        >>> apply_rotary(x, table, pairing="interleaved")[0, 0, :4]
+        tensor([-1.2722, -1.8389,  1.6839,  4.7079])
+
+    Differs from:
+        transformers: full-width tables there, applied in the model's dtype.
+        flash-attention: ``interleaved=`` there is ``pairing="interleaved"``.
+
+    References:
+        Su et al. 2021, arXiv:2104.09864 (interleaved pairs).
+    """
+    call = _checked((x,), (table,), pairing, head_axis, start)
+    if torch.compiler.is_compiling() and _exports_to_onnx() and head_axis == -3 and call.first == 0 and x.ndim == 4:
+        return _onnx_node(x, table, pairing)
+    if out is None:
+        return _run(call, backend)[0]
+    _check_out(call, out)
+    _chosen(call, backend).run_into(call, out)
+    return out
+
+
+def apply_rotary_pair(
+    q: Tensor,
+    k: Tensor,
+    table: RotaryTable,
+    k_table: RotaryTable | None = None,
+    *,
+    pairing: Pairing,
+    head_axis: int | None = -3,
+    start: int = 0,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """`apply_rotary` of queries and keys in one call; ``k_table=None`` means the keys are the same tokens."""
+    k_table = table if k_table is None else k_table
+    if backend == "auto":
+        turned = _at_once(q, k, table, k_table, pairing, head_axis, start)
+        if turned is not None:
+            return turned
+    if q.shape[-1] != k.shape[-1] or (torch.compiler.is_compiling() and _exports_to_onnx()):
+        return (
+            apply_rotary(q, table, pairing=pairing, head_axis=head_axis, start=start, backend=backend),
+            apply_rotary(k, k_table, pairing=pairing, head_axis=head_axis, start=start, backend=backend),
+        )
+    call = _checked((q, k), (table, k_table), pairing, head_axis, start)
+    rotated_q, rotated_k = _run(call, backend)
+    return rotated_q, rotated_k
+
+
+def apply_rotary_(
+    x: Float[Tensor, "*batch heads seq head_dim"],
+    table: RotaryTable,
+    *,
+    pairing: Pairing,
+    head_axis: int | None = -3,
+    start: int = 0,
+    backend: str = "auto",
+) -> Tensor:
+    """`apply_rotary` in place, for inference: half the memory traffic, no new memory.
+
+    Returns:
+        ``x`` itself.
+
+    Raises:
+        ValueError: ``x`` needs a gradient, or entries of it share memory (an expanded tensor).
+        otherwise as `apply_rotary`.
+
+    Example:
+        >>> x = torch.ones(1, 1, 2)
+        >>> table = RotaryTable(torch.tensor([[0.0]]), torch.tensor([[1.0]]))
+        >>> apply_rotary_(x, table, pairing="half")
+        tensor([[[-1.,  1.]]])
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or any(part.requires_grad for part in table)):
+        raise ValueError(
+            "apply_rotary_: x or the table needs a gradient, and turning in place would overwrite what backward reads. Expected "
+            "inference. Use apply_rotary, or torch.no_grad()."
+        )
+    if torch._debug_has_internal_overlap(x) == 1:
+        raise ValueError(
+            f"apply_rotary_: x of shape {tuple(x.shape)} with strides {x.stride()} overlaps itself. Expected memory of its own for "
+            "each entry. Call contiguous() first."
+        )
+    call = _checked((x,), (table,), pairing, head_axis, start)
+    _chosen(call, backend).run_into(call, x)
+    return x
+
+
+def rotary_verdicts(function: Callable[..., object], *args: Any, backend: str, **kwargs: Any) -> list[Verdict]:
+    """One verdict per backend for a call of `apply_rotary`, `apply_rotary_` or `apply_rotary_pair`, without running it."""
+    given = signature(function).bind(*args, **kwargs)
+    given.apply_defaults()
+    call = given.arguments
+    place = call["pairing"], call["head_axis"], call["start"]
+    if function is apply_rotary_pair:
+        k_table = call["table"] if call["k_table"] is None else call["k_table"]
+        return judge(
+            "apply_rotary", ROTARY_BACKENDS, _checked((call["q"], call["k"]), (call["table"], k_table), *place), backend
+        )
+    return judge("apply_rotary", ROTARY_BACKENDS, _checked((call["x"],), (call["table"],), *place), backend)
+
+
+def _at_once(
+    q: Tensor, k: Tensor, table: RotaryTable, k_table: RotaryTable, pairing: Pairing, head_axis: int | None, start: int
+) -> tuple[Tensor, Tensor] | None:
+    """Queries and keys turned by the compiled kernel, when nothing stands against it that is quick to see.
+
+    For one token the checks of a call take as long as the call. The kernel checks shapes itself; where it finds fault,
+    the long way finds the words for it.
+    """
+    native = _loaded_native()
+    if (
+        native is None
+        or torch.compiler.is_compiling()
+        or type(q) is not Tensor
+        or type(k) is not Tensor
+        or q.dtype is not k.dtype
+        or native.TABLE.get(q.dtype) is not table[0].dtype
+        or k_table[0].dtype is not table[0].dtype
+        or not (q.is_cpu and k.is_cpu and table[0].is_cpu and k_table[0].is_cpu)
+        or q.ndim != k.ndim
+        or q.shape[-1] != k.shape[-1]
+        or pairing not in ("half", "interleaved")
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+    ):
+        return None
+    operator = torch.ops.posenc.rotary_pair_inference
+    if torch.is_grad_enabled():
+        if table[0].requires_grad or table[1].requires_grad or k_table[0].requires_grad or k_table[1].requires_grad:
+            return None
+        if q.requires_grad or k.requires_grad:
+            operator = torch.ops.posenc.rotary_pair
+    first = start + q.shape[-1] if start < 0 else start
+    try:
+        turned: tuple[Tensor, Tensor] = operator(q, k, *table, *k_table, pairing == "interleaved", first, head_axis or 0, False)
+    except ValueError:
+        return None
+    return turned
+
+
+@cache
+def _loaded_native() -> ModuleType | None:
+    """The module of the compiled kernel, if it can be had here."""
+    from posenc.kernels import native
+
+    return native if native.refusal() is None else None
+
+
+def _chosen(call: RotaryCall, backend: str) -> RotaryBackend:
+    chosen = choose("apply_rotary", ROTARY_BACKENDS, call, backend)
+    assert isinstance(chosen, RotaryBackend)
+    return chosen
+
+
+def _run(call: RotaryCall, backend: str) -> Turned:
+    return _chosen(call, backend).run(call)
+
+
+def _checked(
+    tensors: tuple[Tensor, ...], tables: tuple[RotaryTable, ...], pairing: Pairing, head_axis: int | None, start: int
+) -> RotaryCall:
+    first = 0
+    for x, table in zip(tensors, tables, strict=True):
+        first, pairs = _rotating(x, table, pairing, start)
+        cos = table.cos if head_axis is None else table.cos.unsqueeze(head_axis)
+        seq_axis = -3 if head_axis == -2 else -2
+        one_for_all = head_axis is not None and table.cos.shape[-2:-1] != x.shape[seq_axis:][:1]
+        if one_for_all or not _spreads(cos.shape, (*x.shape[:-1], pairs)):
+            raise ShapeError(
+                f"apply_rotary: table of shape {tuple(table.cos.shape)} for x of shape {tuple(x.shape)} with head_axis = "
+                f"{head_axis}. Expected [*batch, seq, pairs] that spreads over x's heads. Make the table from the positions "
+                "of exactly these tokens, and set head_axis=-2 for [batch, seq, heads, head_dim]."
+            )
+    return RotaryCall(tensors, tables, pairing, head_axis, first)
+
+
+def _rotating(x: Tensor, table: RotaryTable, pairing: Pairing, start: int) -> tuple[int, int]:
+    """The first rotating channel and the number of pairs, checked."""
+    if pairing not in ("half", "interleaved"):
+        raise ValueError(
+            f"apply_rotary: pairing = {pairing!r}. Expected 'half' (i, i + rotary_dim/2) or 'interleaved' (2i, 2i + 1). "
+            "Name the one that the weights were trained with."
+        )
+    if table.cos.dtype not in (torch.float32, torch.float64) or table.sin.dtype != table.cos.dtype:
+        raise TypeError(
+            f"apply_rotary: the table is {table.cos.dtype} and {table.sin.dtype}. Expected float32 or float64. A "
+            "mixed-precision wrapper that casts its inputs is the usual cause: pass integer positions through it and "
+            "prepare the table inside."
+        )
+    if not x.is_floating_point():
+        raise TypeError(f"apply_rotary: x is {x.dtype}. Expected a floating dtype. Pass queries or keys.")
+    pairs, head_dim = table.cos.shape[-1], x.shape[-1]
+    first = start + head_dim if start < 0 else start
+    if table.cos.shape != table.sin.shape or not 0 <= first <= head_dim - 2 * pairs:
+        raise ShapeError(
+            f"apply_rotary: a table of {pairs} pairs (cos {tuple(table.cos.shape)}, sin {tuple(table.sin.shape)}) at "
+            f"start = {start} for head_dim = {head_dim}. Expected start + 2·pairs ≤ head_dim. Tables are half width: "
+            "one column per pair, not per channel."
+        )
+    return first, pairs
+
+
+def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
+    tail = over[len(over) - len(shape) :] if len(shape) <= len(over) else ()
+    return len(tail) == len(shape) and all(a in (1, b) for a, b in zip(shape, tail, strict=True))
+
+
+def _exports_to_onnx() -> bool:
+    """Whether torch.onnx is tracing; without loading it when it is not."""
+    return bool(torch.compiler.is_exporting()) and torch.onnx.is_in_onnx_export()
+
+
+def _onnx_node(x: Tensor, table: RotaryTable, pairing: Pairing) -> Tensor:
+    """One RotaryEmbedding node of opset 23. The standard has the table in x's dtype."""
+    cos, sin = (t.expand(x.shape[0], *t.shape[-2:]).to(x.dtype) for t in table)
+    interleaved, rotary_dim = pairing == "interleaved", 2 * cos.shape[-1]
+    turned: Tensor = torch.onnx.ops.rotary_embedding(
+        x, cos, sin, interleaved=interleaved, rotary_embedding_dim=0 if rotary_dim == x.shape[-1] else rotary_dim
+    )
+    return turned
+
+
+def _check_out(call: RotaryCall, out: Tensor) -> None:
+    (x,) = call.tensors
+    if out.shape != x.shape or out.dtype != x.dtype:
+        raise ShapeError(
+            f"apply_rotary: out is {out.dtype} of shape {tuple(out.shape)}. Expected {x.dtype} of shape {tuple(x.shape)}. "
+            "Pass torch.empty_like(x)."
+        )
+    if out.device != x.device:
+        raise ValueError(
+            f"apply_rotary: out is on {out.device} and x on {x.device}. Expected one device. Pass torch.empty_like(x)."
+        )
+    if torch._debug_has_internal_overlap(out) == 1:
+        raise ValueError(
+            f"apply_rotary: out of shape {tuple(out.shape)} with strides {out.stride()} overlaps itself. Expected memory of its own for "
+            "each entry. Pass torch.empty_like(x)."
+        )
+    table_grad = any(part.requires_grad for part in call.tables[0])
+    if torch.is_grad_enabled() and (x.requires_grad or table_grad or out.requires_grad):
+        raise ValueError(
+            "apply_rotary: out= with a tensor that needs a gradient. Expected inference. Leave out= away, or use torch.no_grad()."
+        )

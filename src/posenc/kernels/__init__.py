@@ -1,0 +1,1 @@
+"""Fast kernels: tensors in, tensors out; they know no encoding."""

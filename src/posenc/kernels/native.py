@@ -1,0 +1,169 @@
+"""The compiled CPU kernel behind dispatcher ops, so that tracing, autograd and dispatch modes see it as they see torch's.
+
+Called with raw addresses from anywhere else it would be silently wrong under tracing, for negative views, in forward
+mode and in dispatch modes. Inside the dispatcher's CPU kernels tensors are plain and hold their values.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library, register_autograd, register_fake
+
+TABLE = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+"""The dtype of arithmetic and tables, by that of the tensors."""
+
+CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+
+_TAIL = "bool interleaved, int first, int head_axis, bool transposed"
+_ONE, _TWO = "Tensor cos, Tensor sin", "Tensor q_cos, Tensor q_sin, Tensor k_cos, Tensor k_sin"
+
+
+@cache
+def refusal() -> str | None:
+    """Why the kernel cannot be had here, or ``None``."""
+    try:
+        from posenc.kernels import _rotary
+    except ImportError as error:
+        return f"the compiled kernel is not installed ({error}); build posenc where a C compiler is"
+    address = _torch_threads()
+    if address is not None:
+        _rotary.use_threads(address)
+    return None
+
+
+@cache
+def threads() -> str:
+    """How many threads the kernel uses, in words."""
+    return "torch's own threads" if _torch_threads() is not None else "one thread, because this torch has no torch_parallel_for"
+
+
+def _torch_threads() -> int | None:
+    """The address of ``torch_parallel_for``, which torch has since 2.10."""
+    folder = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll"):
+        if (folder / name).exists():
+            function = getattr(ctypes.CDLL(str(folder / name)), "torch_parallel_for", None)
+            return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+    return None
+
+
+_LIBRARY = Library("posenc", "DEF")
+_LIBRARY.define(f"rotary(Tensor x, {_ONE}, {_TAIL}) -> Tensor")
+_LIBRARY.define(f"rotary_pair(Tensor q, Tensor k, {_TWO}, {_TAIL}) -> (Tensor, Tensor)")
+_LIBRARY.define(f"rotary_inference(Tensor x, {_ONE}, {_TAIL}) -> Tensor")  # without the cost of asking autograd
+_LIBRARY.define(f"rotary_pair_inference(Tensor q, Tensor k, {_TWO}, {_TAIL}) -> (Tensor, Tensor)")
+_LIBRARY.define(f"rotary_out(Tensor x, {_ONE}, {_TAIL}, Tensor(a!) out) -> ()")
+
+
+# fmt: off
+def _rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, first: int, head_axis: int, transposed: bool) -> Tensor:
+    x = _rows(x)
+    out = _like(x)
+    _rotary_out(x, cos, sin, interleaved, first, head_axis, transposed, out)
+    return out
+
+
+def _rotary_out(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, first: int, head_axis: int, transposed: bool, out: Tensor
+) -> None:
+    x, (cos, sin) = _rows(x), _columns(cos, sin)
+    _kernel()(
+        CODES[x.dtype], interleaved, first, head_axis, transposed,
+        x.data_ptr(), out.data_ptr(), x.shape, x.stride(), out.stride(),
+        cos.data_ptr(), sin.data_ptr(), cos.shape, cos.stride(),
+    )
+
+
+def _rotary_pair(
+    q: Tensor, k: Tensor, q_cos: Tensor, q_sin: Tensor, k_cos: Tensor, k_sin: Tensor,
+    interleaved: bool, first: int, head_axis: int, transposed: bool,
+) -> tuple[Tensor, Tensor]:
+    q, k = _rows(q), _rows(k)
+    q_out, k_out = _like(q), _like(k)
+    q_cos, q_sin = _columns(q_cos, q_sin)
+    k_cos, k_sin = _columns(k_cos, k_sin)
+    _kernel()(
+        CODES[q.dtype], interleaved, first, head_axis, transposed,
+        q.data_ptr(), q_out.data_ptr(), q.shape, q.stride(), q_out.stride(),
+        q_cos.data_ptr(), q_sin.data_ptr(), q_cos.shape, q_cos.stride(),
+        k.data_ptr(), k_out.data_ptr(), k.shape, k.stride(), k_out.stride(),
+        k_cos.data_ptr(), k_sin.data_ptr(), k_cos.shape, k_cos.stride(),
+    )
+    return q_out, k_out
+# fmt: on
+
+
+@cache
+def _kernel() -> Any:
+    reason = refusal()
+    if reason is not None:
+        raise RuntimeError(reason)
+    from posenc.kernels._rotary import rotate
+
+    return rotate
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Rows of channels that lie together in memory."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _columns(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of a table that lie together, in cosine and sine alike."""
+    steps = cos.stride()
+    return (cos, sin) if steps == sin.stride() and steps[-1] == 1 else (cos.contiguous(), sin.contiguous())
+
+
+def _like(x: Tensor) -> Tensor:
+    """An empty tensor in x's order of memory; in the usual one where x overlaps itself."""
+    out = torch.empty_like(x)
+    return out if out.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fake(x: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _fake_pair(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[2 if len(inputs) == 10 else 1 : -4])  # the tables alone
+    ctx.settings = inputs[-4:]
+
+
+def _turn_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    interleaved, first, head_axis, transposed = ctx.settings
+    back = torch.ops.posenc.rotary(grad, *ctx.saved_tensors, interleaved, first, head_axis, not transposed)
+    return back, *(None,) * 6
+
+
+def _turn_pair_back(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Any, ...]:
+    interleaved, first, head_axis, transposed = ctx.settings
+    back = torch.ops.posenc.rotary_pair(q_grad, k_grad, *ctx.saved_tensors, interleaved, first, head_axis, not transposed)
+    return *back, *(None,) * 8
+
+
+for _name, _compute, _shape in (
+    ("rotary", _rotary, _fake),
+    ("rotary_pair", _rotary_pair, _fake_pair),
+    ("rotary_inference", _rotary, _fake),
+    ("rotary_pair_inference", _rotary_pair, _fake_pair),
+    ("rotary_out", _rotary_out, lambda *rest: None),
+):
+    _LIBRARY.impl(_name, _compute, "CPU")
+    register_fake(f"posenc::{_name}", _shape, lib=_LIBRARY)
+register_autograd("posenc::rotary", _turn_back, setup_context=_save, lib=_LIBRARY)
+register_autograd("posenc::rotary_pair", _turn_pair_back, setup_context=_save, lib=_LIBRARY)

@@ -1,0 +1,339 @@
+/* Rotation of channel pairs on the CPU: tensors in, tensors out, as addresses with shapes and strides.
+ *
+ * Plain C and the limited Python API, no PyTorch headers, so that it builds in a second and fits every torch. It is
+ * only called from inside the dispatcher's CPU kernels (native.py), where tensors are plain and dense in memory.
+ *
+ * Every product and sum is rounded by itself (-ffp-contract=off), in float for float, bfloat16 and half, in double for
+ * double; 16-bit results are rounded once. That makes it bit-equal to the same arithmetic in PyTorch.
+ */
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030B0000
+#endif
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
+
+/* One body, compiled for several processors; the fastest that runs is chosen when the library is loaded. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__) && __GNUC__ >= 12 && \
+    !defined(__SANITIZE_ADDRESS__)
+#define VERSIONS __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+#else
+#define VERSIONS
+#endif
+
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define INDEPENDENT
+#endif
+
+#define MAX_AXES 8
+#define TILE_BYTES 16384   /* of the table: half of a first-level cache */
+#define SERIAL_BYTES 65536 /* less work than this is done by the calling thread */
+
+/* ------------------------------------------------------------------ 16-bit numbers */
+
+INLINE float bits_to_float(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE uint32_t float_to_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+INLINE float from_bfloat(uint16_t x) { return bits_to_float((uint32_t)x << 16); }
+
+INLINE uint16_t to_bfloat(float value) { /* to nearest, ties to even; NaN as PyTorch writes it */
+    uint32_t bits = float_to_bits(value);
+    uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+    return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded);
+}
+
+INLINE float from_half(uint16_t x) { /* subnormals scaled by a power of two, which is exact */
+    uint32_t sign = (uint32_t)(x & 0x8000u) << 16, rest = (uint32_t)(x & 0x7FFFu) << 13;
+    float small = bits_to_float(rest) * 5.192296858534828e+33f; /* 2^112 */
+    float large = bits_to_float(rest | 0x7F800000u);
+    return bits_to_float(sign | float_to_bits((x & 0x7C00u) == 0x7C00u ? large : small));
+}
+
+INLINE uint16_t to_half(float value) { /* to nearest, ties to even */
+    uint32_t bits = float_to_bits(value), sign = (bits >> 16) & 0x8000u, size = bits & 0x7FFFFFFFu;
+    uint32_t rebased = size - 0x38000000u; /* the exponent's bias from 127 to 15 */
+    uint32_t normal = (rebased + 0xFFFu + ((rebased >> 13) & 1u)) >> 13;
+    uint32_t subnormal = float_to_bits(bits_to_float(size) + 0.5f) - 0x3F000000u; /* the addition rounds */
+    uint32_t result = size < 0x38800000u ? subnormal : normal;
+    result = size >= 0x477FF000u ? 0x7C00u : result;            /* infinite, or rounds to it */
+    result = size > 0x7F800000u ? 0x7E00u | ((size >> 13) & 0x3FFu) : result;
+    return (uint16_t)(sign | result);
+}
+
+INLINE float same_float(float x) { return x; }
+INLINE double same_double(double x) { return x; }
+
+/* ------------------------------------------------------------------ one row: the pairs of one token and head */
+
+typedef void (*Row)(const void *x, void *out, const void *cos, const void *sin, int64_t pairs, double sign);
+
+/* Reading both halves of a pair before writing either makes it right in place, too. */
+#define ROW(NAME, STORED, WIDE, LOAD, STORE, FIRST, SECOND)                                                  \
+    VERSIONS static void NAME(const void *x_, void *out_, const void *cos_, const void *sin_, int64_t pairs, \
+                              double sign_) {                                                                \
+        const STORED *x = (const STORED *)x_;                                                                \
+        STORED *out = (STORED *)out_;                                                                        \
+        const WIDE *cos = (const WIDE *)cos_, *sin = (const WIDE *)sin_;                                     \
+        const WIDE sign = (WIDE)sign_;                                                                       \
+        INDEPENDENT for (int64_t i = 0; i < pairs; i++) {                                                    \
+            WIDE a = LOAD(x[FIRST]), b = LOAD(x[SECOND]), c = cos[i], s = sin[i] * sign;                     \
+            out[FIRST] = STORE(a * c - b * s);                                                               \
+            out[SECOND] = STORE(b * c + a * s);                                                              \
+        }                                                                                                    \
+    }
+
+ROW(half_float, float, float, same_float, same_float, i, i + pairs)
+ROW(half_double, double, double, same_double, same_double, i, i + pairs)
+ROW(half_bfloat, uint16_t, float, from_bfloat, to_bfloat, i, i + pairs)
+ROW(half_half, uint16_t, float, from_half, to_half, i, i + pairs)
+ROW(pair_float, float, float, same_float, same_float, 2 * i, 2 * i + 1)
+ROW(pair_double, double, double, same_double, same_double, 2 * i, 2 * i + 1)
+ROW(pair_bfloat, uint16_t, float, from_bfloat, to_bfloat, 2 * i, 2 * i + 1)
+ROW(pair_half, uint16_t, float, from_half, to_half, 2 * i, 2 * i + 1)
+
+static const Row ROWS[2][4] = {{half_float, half_double, half_bfloat, half_half},
+                               {pair_float, pair_double, pair_bfloat, pair_half}};
+static const int64_t STORED_BYTES[4] = {4, 8, 2, 2}, WIDE_BYTES[4] = {4, 8, 4, 4};
+
+/* ------------------------------------------------------------------ all rows of a tensor */
+
+typedef struct {
+    const char *x, *cos, *sin;
+    char *out;
+    int axes;                                                           /* all but the channels, slowest first */
+    int64_t size[MAX_AXES], x_step[MAX_AXES], out_step[MAX_AXES], table_step[MAX_AXES]; /* in bytes */
+    int64_t rows, channels, first, pairs;
+    int64_t stored;                                                     /* bytes per channel */
+    double sign;
+    Row row;
+} Job;
+
+typedef struct {
+    const Job *jobs;
+    int count;
+} Work;
+
+static void rotate_rows(const Job *job, int64_t begin, int64_t end) {
+    int64_t index[MAX_AXES], at = begin;
+    const char *x = job->x, *cos = job->cos, *sin = job->sin;
+    char *out = job->out;
+    for (int axis = job->axes - 1; axis >= 0; axis--) {
+        index[axis] = at % job->size[axis];
+        at /= job->size[axis];
+        x += index[axis] * job->x_step[axis];
+        out += index[axis] * job->out_step[axis];
+        cos += index[axis] * job->table_step[axis];
+        sin += index[axis] * job->table_step[axis];
+    }
+    const int64_t before = job->first * job->stored, turning = 2 * job->pairs * job->stored;
+    const int64_t after = job->channels * job->stored - before - turning;
+    for (int64_t row = begin; row < end; row++) {
+        if (out != x && before) memcpy(out, x, (size_t)before);
+        job->row(x + before, out + before, cos, sin, job->pairs, job->sign);
+        if (out != x && after) memcpy(out + before + turning, x + before + turning, (size_t)after);
+        for (int axis = job->axes - 1; axis >= 0; axis--) {
+            x += job->x_step[axis], out += job->out_step[axis];
+            cos += job->table_step[axis], sin += job->table_step[axis];
+            if (++index[axis] < job->size[axis]) break;
+            x -= index[axis] * job->x_step[axis], out -= index[axis] * job->out_step[axis];
+            cos -= index[axis] * job->table_step[axis], sin -= index[axis] * job->table_step[axis];
+            index[axis] = 0;
+        }
+    }
+}
+
+static void rotate_range(int64_t begin, int64_t end, void *context) {
+    const Work *work = (const Work *)context;
+    for (int i = 0; i < work->count && begin < end; i++) {
+        const int64_t rows = work->jobs[i].rows;
+        if (begin < rows) rotate_rows(&work->jobs[i], begin, end < rows ? end : rows);
+        begin = begin > rows ? begin - rows : 0;
+        end -= rows;
+    }
+}
+
+/* ------------------------------------------------------------------ threads: torch's own */
+
+typedef int32_t (*ParallelFor)(int64_t begin, int64_t end, int64_t grain, void (*)(int64_t, int64_t, void *), void *);
+static ParallelFor parallel_for = NULL;
+
+static PyObject *use_threads(PyObject *self, PyObject *address) {
+    (void)self;
+    void *found = PyLong_AsVoidPtr(address);
+    if (PyErr_Occurred()) return NULL;
+    memcpy(&parallel_for, &found, sizeof parallel_for);
+    Py_RETURN_NONE;
+}
+
+/* ------------------------------------------------------------------ from Python */
+
+static int numbers(PyObject *tuple, int64_t *out, int most) {
+    Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
+    if (count < 0 || count > most) {
+        PyErr_SetString(PyExc_TypeError, "rotate: a tuple of at most 9 integers was expected");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        out[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
+        if (out[i] == -1 && PyErr_Occurred()) return -1;
+    }
+    return (int)count;
+}
+
+/* Slowest axis first, by the output's steps, so that memory is written in order; axes of one are left away. */
+static void in_memory_order(Job *job) {
+    int kept = 0;
+    for (int axis = 0; axis < job->axes; axis++) {
+        if (job->size[axis] == 1) continue;
+        int to = kept++;
+        int64_t size = job->size[axis], x = job->x_step[axis], out = job->out_step[axis], table = job->table_step[axis];
+        for (; to > 0 && job->out_step[to - 1] < out; to--) {
+            job->size[to] = job->size[to - 1], job->x_step[to] = job->x_step[to - 1];
+            job->out_step[to] = job->out_step[to - 1], job->table_step[to] = job->table_step[to - 1];
+        }
+        job->size[to] = size, job->x_step[to] = x, job->out_step[to] = out, job->table_step[to] = table;
+    }
+    job->axes = kept;
+}
+
+/* Where many rows share one stretch of the table (the heads of a tensor in [heads, seq] order), walk a few tokens of all
+ * of them before the next few, so that the table stays in the nearest cache. Returns the number of jobs: a remainder
+ * that is no whole tile is a job of its own. */
+static int in_tiles(Job *job, Job *rest) {
+    int token = job->axes - 1, shared = job->axes - 2;
+    if (shared < 0 || job->axes == MAX_AXES || job->table_step[token] == 0 || job->table_step[shared] != 0) return 1;
+    int64_t bytes = job->table_step[token] < 0 ? -job->table_step[token] : job->table_step[token];
+    int64_t tile = TILE_BYTES / (2 * bytes + 1);
+    if (tile < 4 || job->size[token] < 2 * tile) return 1;
+    int64_t tiles = job->size[token] / tile, left = job->size[token] % tile;
+    *rest = *job;
+    rest->rows = job->rows / job->size[token] * left, rest->size[token] = left;
+    rest->x += tiles * tile * job->x_step[token], rest->out += tiles * tile * job->out_step[token];
+    rest->cos += tiles * tile * job->table_step[token], rest->sin += tiles * tile * job->table_step[token];
+    job->rows = job->rows / job->size[token] * tiles * tile;
+    job->size[token + 1] = tile, job->x_step[token + 1] = job->x_step[token], job->out_step[token + 1] = job->out_step[token];
+    job->table_step[token + 1] = job->table_step[token];
+    job->size[token] = job->size[shared], job->x_step[token] = job->x_step[shared], job->out_step[token] = job->out_step[shared];
+    job->table_step[token] = 0;
+    job->size[shared] = tiles, job->x_step[shared] = tile * job->x_step[token + 1];
+    job->out_step[shared] = tile * job->out_step[token + 1], job->table_step[shared] = tile * job->table_step[token + 1];
+    job->axes++;
+    return left ? 2 : 1;
+}
+
+/* x, out, shape, x strides, out strides, cos, sin, table shape, table strides: 9 arguments per tensor */
+static int read_job(PyObject *const *args, Job *job, int dtype, int pairing, int64_t first, int64_t head_axis, double sign) {
+    int64_t shape[MAX_AXES + 1], x_stride[MAX_AXES + 1], out_stride[MAX_AXES + 1], size[MAX_AXES + 1], stride[MAX_AXES + 1];
+    int axes = numbers(args[2], shape, MAX_AXES + 1), table_axes = numbers(args[7], size, MAX_AXES + 1);
+    if (axes < 1 || table_axes < 1 || numbers(args[3], x_stride, MAX_AXES + 1) != axes ||
+        numbers(args[4], out_stride, MAX_AXES + 1) != axes || numbers(args[8], stride, MAX_AXES + 1) != table_axes) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "rotate: shapes and strides of different lengths");
+        return -1;
+    }
+    job->x = (const char *)PyLong_AsVoidPtr(args[0]), job->out = (char *)PyLong_AsVoidPtr(args[1]);
+    job->cos = (const char *)PyLong_AsVoidPtr(args[5]), job->sin = (const char *)PyLong_AsVoidPtr(args[6]);
+    if (PyErr_Occurred()) return -1;
+    job->stored = STORED_BYTES[dtype], job->row = ROWS[pairing][dtype], job->sign = sign;
+    job->channels = shape[axes - 1], job->pairs = size[table_axes - 1], job->first = first;
+    job->axes = axes - 1, job->rows = 1;
+    int spread = head_axis < 0 ? axes + (int)head_axis : -1;   /* the axis that the table lacks */
+    int sequence = head_axis == -2 ? axes - 3 : axes - 2;       /* a table of one token does not spread over many */
+    int at = table_axes - 2;
+    for (int axis = axes - 2; axis >= 0; axis--) {
+        job->size[axis] = shape[axis], job->rows *= shape[axis];
+        job->x_step[axis] = x_stride[axis] * job->stored, job->out_step[axis] = out_stride[axis] * job->stored;
+        job->table_step[axis] = 0;
+        if (axis == spread) continue;
+        if (at >= 0) {
+            if (size[at] != shape[axis] && (size[at] != 1 || (spread >= 0 && axis == sequence))) {
+                PyErr_SetString(PyExc_ValueError, "rotate: the table does not spread over the tensor");
+                return -1;
+            }
+            if (size[at] != 1) job->table_step[axis] = stride[at] * WIDE_BYTES[dtype];
+            at--;
+        }
+    }
+    if (at >= 0 || (head_axis < 0 && spread < 0)) {
+        PyErr_SetString(PyExc_ValueError, "rotate: the table has more axes than the tensor");
+        return -1;
+    }
+    if (first < 0 || job->pairs < 1 || first + 2 * job->pairs > job->channels) {
+        PyErr_SetString(PyExc_ValueError, "rotate: the turning channels do not lie in the tensor");
+        return -1;
+    }
+    in_memory_order(job);
+    return 0;
+}
+
+/* rotate(dtype, interleaved, first, head_axis, transposed, then 9 arguments for each tensor) */
+static PyObject *rotate(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    Job jobs[4];
+    if (count != 14 && count != 23) {
+        PyErr_SetString(PyExc_TypeError, "rotate: one or two tensors of nine arguments each were expected");
+        return NULL;
+    }
+    long dtype = PyLong_AsLong(args[0]), pairing = PyLong_AsLong(args[1]), transposed = PyLong_AsLong(args[4]);
+    int64_t first = PyLong_AsLongLong(args[2]), head_axis = PyLong_AsLongLong(args[3]);
+    if (PyErr_Occurred()) return NULL;
+    if (dtype < 0 || dtype > 3 || pairing < 0 || pairing > 1) {
+        PyErr_SetString(PyExc_ValueError, "rotate: an unknown dtype or pairing");
+        return NULL;
+    }
+    Work work = {jobs, 0};
+    int64_t rows = 0, bytes = 0;
+    for (Py_ssize_t at = 5; at < count; at += 9) {
+        Job *job = &jobs[work.count];
+        if (read_job(args + at, job, (int)dtype, (int)pairing, first, head_axis, transposed ? -1.0 : 1.0)) return NULL;
+        rows += job->rows;
+        bytes += job->rows * job->channels * job->stored;
+        work.count += in_tiles(job, job + 1);
+    }
+    if (bytes <= SERIAL_BYTES) {
+        rotate_range(0, rows, &work);
+        Py_RETURN_NONE;
+    }
+    int64_t grain = rows * SERIAL_BYTES / bytes + 1;
+    int32_t failed = 0;
+    PyThreadState *state = PyEval_SaveThread();
+    if (parallel_for)
+        failed = parallel_for(0, rows, grain, rotate_range, &work);
+    else
+        rotate_range(0, rows, &work);
+    PyEval_RestoreThread(state);
+    if (failed) {
+        PyErr_SetString(PyExc_RuntimeError, "rotate: torch could not run its threads");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef METHODS[] = {
+    {"rotate", (PyCFunction)(void (*)(void))rotate, METH_FASTCALL, "Rotate channel pairs of one or two tensors."},
+    {"use_threads", use_threads, METH_O, "Take the address of torch_parallel_for."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_rotary", NULL, 0, METHODS, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__rotary(void) { return PyModuleDef_Init(&MODULE); }
