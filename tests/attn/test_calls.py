@@ -16,6 +16,7 @@ from posenc import (
     DenseBias,
     Encoding,
     FormulaBias,
+    Frequencies,
     GrowingCache,
     KeyBias,
     Learned,
@@ -38,6 +39,7 @@ from posenc import (
     explain,
     positional_attention,
     prepare,
+    rotary_table,
     same_segment,
     slice_heads,
     visible,
@@ -386,7 +388,10 @@ def test_explain_says_who_is_chosen_and_why() -> None:
 
 
 def test_explain_takes_rotation_and_refuses_the_rest() -> None:
-    assert [verdict.backend for verdict in explain(apply_rotary) if verdict.chosen] == ["reference"]
+    x, table = torch.ones(1, 1, 3, 4), rotary_table(torch.arange(3), Frequencies(torch.ones(2)))
+    said = {verdict.backend: verdict for verdict in explain(apply_rotary, x, table, pairing="half", backend="reference")}
+    assert said["reference"].chosen
+    assert said["native"].reason
     with pytest.raises(ValueError, match="'materialize_nothing' has no backends"):
         explain(materialize_nothing)
     with pytest.raises(ValueError, match="backend = 'fast'"):

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
@@ -25,12 +26,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from tests.hf.zoo import Case, Table, cases
 from torch import Tensor
 
 from posenc.core.multimodal import patch_centres
 from posenc.errors import ConfigError
 from posenc.hf import PositionPlan, plan
-from tests.hf.zoo import Case, Table, cases
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "hf-zoo.json"
 COMMAND = "python -m tests.hf.crossed"
@@ -212,10 +213,8 @@ def _plain_blocks_share(case: Case) -> bool:
 @cache
 def _head_dim(case: Case, label: str | None) -> int:
     config = case.config()
-    try:  # as the registry's functions read it
+    with suppress(ValueError):  # as the registry's functions read it
         config = config.per_layer_config[label] if label else config
-    except ValueError:
-        pass
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
@@ -356,6 +355,8 @@ def _general(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     last = re.sub(r"rope_parameters\.(?:\w+\.)?(\w+)", r"rope_parameters.\1", lines[-1] if lines else "")
     last = re.sub(r"\[[^\]…]*[\]…]", "[…]", last)
+    last = re.sub(r"got '?(?:linear|dynamic|yarn|longrope|llama3|proportional)\b'?", "got another", last)
+    last = re.sub(r" Access it via the individual layer configs.*", "", last)
     return re.sub(r"\b\d+(\.\d+)?\b", "…", last)
 
 
@@ -426,7 +427,6 @@ def main() -> int:
     from rich.console import Console
     from rich.progress import track
     from rich.table import Table as Columns
-
     from transformers import logging
 
     logging.set_verbosity_error()

@@ -100,19 +100,21 @@ _PATCHES = {"hidden_states": (16, 96), "grid_thw": [[1, 4, 4]]}  # patches of 3 
 _DECODERS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ("llama", "apertus", "arcee", "bitnet", "cohere", "diffllama", "doge", "ernie4_5", "exaone", "flex_olmo", "gemma", "glm", "glm4",
-         "gpt_neox", "gpt_neox_japanese", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense",
+         "gpt_neox_japanese", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense",
          "hunyuan_v1_moe", "jais2", "minimax_m2", "ministral3", "mistral", "mixtral", "nanochat", "nemotron", "olmo",
          "olmo2", "olmoe", "persimmon", "phi", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
-         "solar_open", "stablelm", "starcoder2", "internlm3", "cwm", "glm4_moe", "ernie4_5_moe", "hyperclovax"),
+         "solar_open", "starcoder2", "internlm3", "cwm", "glm4_moe", "ernie4_5_moe", "hyperclovax"),
         _ALIKE,
     ),
     **dict.fromkeys(
         ("afmoe", "beam", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "gemma2", "gemma3_text", "gpt_oss",
-         "granite_swa", "granitemoe_swa", "laguna", "mellum", "mimo_v2_flash", "ministral", "olmo3",
+         "granite_swa", "granitemoe_swa", "laguna", "mellum", "ministral", "olmo3",
          "vaultgemma"),
         _ALTERNATE,
     ),
-    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "minimax", "olmo_hybrid"), _LINEAR),
+    **dict.fromkeys(("minimax", "olmo_hybrid"), _LINEAR),
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), {**_LINEAR, "head_dim": 16}),  # a quarter turns
+    **dict.fromkeys(("gpt_neox", "stablelm"), {"hidden_size": 64}),
     **dict.fromkeys(
         ("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3", "sarvam_mla",
          "youtu", "longcat_flash"),
@@ -131,6 +133,7 @@ _DECODERS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {**_layers("mamba", "attention"), "position_embedding_type": "rope"},
     "lfm2": _layers("conv", "full_attention"),
     "llama4_text": _layers("chunked_attention", "chunked_attention", "chunked_attention", "full_attention"),
+    "mimo_v2_flash": {**_ALTERNATE, "head_dim": 12},
     "modernbert-decoder": {**_ALTERNATE, "sliding_window": None, "local_attention": 8},
     "phi3": {"max_position_embeddings": 32, "original_max_position_embeddings": 16, "rope_parameters": {
         "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 1.5, 3.0, 6.0]}},

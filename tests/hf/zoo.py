@@ -39,7 +39,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Qwen3OmniMoeTextConfig": {"head_dim": 128},  # 2048 / 28 gives 73
     "BambaConfig": {"attn_layer_indices": [0]},  # no layer attends by default
     "GraniteMoeHybridConfig": {"position_embedding_type": "rope", "layer_types": ["full_attention"] * 32},
-    "Zamba2Config": {"use_mem_rope": True},  # off by default
+    "Zamba2Config": {"use_mem_rope": True},  # off by default, as in the next four
+    "EsmConfig": {"position_embedding_type": "rotary"},
+    "SeamlessM4TConfig": {"position_embeddings_type": "rotary"},
+    "Wav2Vec2BertConfig": {"position_embeddings_type": "rotary"},
+    "Wav2Vec2ConformerConfig": {"position_embeddings_type": "rotary"},
     "DeepseekV4Config": {"layer_types": ["sliding_attention", "compressed_sparse_attention"] * 21 + ["sliding_attention"]},
 }
 """Default configs whose table no model could use, and what checkpoints set instead."""

@@ -93,7 +93,7 @@ def apply_rotary_pair(
 ) -> tuple[Tensor, Tensor]:
     """`apply_rotary` of queries and keys in one call; ``k_table=None`` means the keys are the same tokens."""
     k_table = table if k_table is None else k_table
-    if backend == "auto":
+    if backend == "auto" and not torch.compiler.is_compiling():
         turned = _at_once(q, k, table, k_table, pairing, head_axis, start)
         if turned is not None:
             return turned
@@ -171,7 +171,6 @@ def _at_once(
     native = _loaded_native()
     if (
         native is None
-        or torch.compiler.is_compiling()
         or type(q) is not Tensor
         or type(k) is not Tensor
         or q.dtype is not k.dtype

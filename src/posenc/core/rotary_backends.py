@@ -74,6 +74,9 @@ class Native(RotaryBackend):
     name = "native"
 
     def refusal(self, call: RotaryCall) -> str | None:
+        reason = outside_eager(call)
+        if reason is not None:
+            return reason
         from posenc.kernels import native
 
         devices = {x.device.type for x in (*call.tensors, *(t.cos for t in call.tables))}
@@ -84,7 +87,7 @@ class Native(RotaryBackend):
             return f"it serves one of float32, float64, bfloat16 and float16 at a time, not {', '.join(map(str, dtypes))}"
         if len({x.ndim for x in call.tensors}) > 1 or max(x.ndim for x in call.tensors) > 9:
             return "it serves tensors of the same number of axes, at most nine"
-        return outside_eager(call) or native.refusal()
+        return native.refusal()
 
     def run(self, call: RotaryCall) -> Turned:
         import posenc.kernels.native  # noqa: F401  (defines the operators)

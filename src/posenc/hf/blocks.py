@@ -7,9 +7,17 @@ from typing import Any
 
 from posenc.errors import ConfigError
 from posenc.hf.families import WHOLE_DEFAULTS, Family
-from posenc.hf.source import Keys
+from posenc.hf.source import Keys, short
 
 FLAT_KEYS = ("rope_theta", "rotary_emb_base", "rotary_embedding_base")
+
+BLOCK_KEYS = frozenset({
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings", "attention_factor",
+    "beta_fast", "beta_slow", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor", "mscale", "mscale_all_dim",
+    "truncate", "mrope_section", "mrope_interleaved", "xdrope_section", "interleaved", "alpha", "llama_4_scaling_beta",
+    "short_mscale", "long_mscale", "max_position_embeddings",
+})  # fmt: skip
+"""Keys of one block, and so never the label of a block."""
 
 Blocks = dict[str | None, Keys | None]
 
@@ -28,6 +36,9 @@ def read_blocks(keys: Keys, family: Family, defaults: Mapping[str, Any], kinds: 
     labels = _labels(given, kinds, fallback)
     if labels and given is not None:
         blocks: Blocks = {}
+        for key, value in given.data.items():
+            if key not in labels and value is not None:
+                keys.note(f"{given.path(key)} = {short(value)} beside the blocks is read by nothing here")
         for label in labels:
             inner = given.data.get(label)
             if inner is not None and not isinstance(inner, dict):
@@ -63,7 +74,11 @@ def _labels(given: Keys | None, kinds: list[str], fallback: Mapping[str, Any] | 
     if given is None:
         return []
     expected = set(kinds) | (set(fallback) if isinstance(fallback, dict) and _nested(fallback) else set())
-    return [key for key, value in given.data.items() if isinstance(value, dict) or (key in expected and value is None)]
+    return [
+        key
+        for key, value in given.data.items()
+        if key not in BLOCK_KEYS and (isinstance(value, dict) or (key in expected and value is None))
+    ]
 
 
 def _filled(
@@ -76,7 +91,7 @@ def _filled(
         data["rope_theta"] = base
     elif alone and base is not None and inner != base and "rope_theta" in keys and base != keys.defaults.get("rope_theta"):
         raise ConfigError(
-            f"plan: {where or 'rope_parameters'}.rope_theta = {inner!r} but rope_theta = {base!r}. Expected the same base in both "
+            f"plan: {where or 'rope_parameters'}.rope_theta = {short(inner)} but rope_theta = {base!r}. Expected the same base in both "
             "places. Remove the wrong one."
         )
     fallback = fallback or {}
@@ -103,7 +118,7 @@ def _filled(
         and ("partial_rotary_factor" in keys or "rotary_pct" in keys)
     ):
         raise ConfigError(
-            f"plan: {where or 'rope_parameters'}.partial_rotary_factor = {data['partial_rotary_factor']!r} but {share!r} beside it. "
+            f"plan: {where or 'rope_parameters'}.partial_rotary_factor = {short(data['partial_rotary_factor'])} but {share!r} beside it. "
             "Expected the same share in both places. Remove the wrong one."
         )
     if data.get("rope_type") is None and data.get("type") is None and fallback.get("rope_type") == "axial":

@@ -180,9 +180,10 @@ def _extended(before: PositionPlan, model_type: str | None, rule: object, factor
             f"extend: rope_parameters has blocks for {', '.join(before.rope_parameters)}. Expected one for full_attention. Extend the "
             "block of your choice by hand."
         )
-    turned = next(
-        layer.rotation for layer, _ in before.runs if layer.rotation and (not nested or layer.entry == "full_attention")
-    )
+    extended = (layer.rotation for layer, _ in before.runs if not nested or layer.entry == "full_attention")
+    turned = next((rotation for rotation in extended if rotation is not None), None)
+    if turned is None:
+        raise ConfigError(f"extend: no layer of {kind!r} reads the block of full_attention. Expected one. Look at layer_types.")
     made = _complete(rule, factor, turned.schedule, float(old["rope_theta"]), _trained(before, old, turned.schedule))
     if kind in ONLY_LONGROPE and not isinstance(made, LongRoPE):
         raise ConfigError(
@@ -205,11 +206,14 @@ def _extended(before: PositionPlan, model_type: str | None, rule: object, factor
 
 
 def _trained(before: PositionPlan, block: Mapping[str, Any], schedule: Schedule | LengthRule) -> int | None:
-    """The original length, unless a linear rule is in force and nothing says from which length."""
-    said = (home_of(dict(before.config)), block)
-    if isinstance(schedule, Linear) and not any(keys.get("original_max_position_embeddings") for keys in said):
-        return None
-    return before.trained_length
+    """The original length, unless frequencies are divided already and nothing says from which length."""
+    said = any(keys.get("original_max_position_embeddings") for keys in (home_of(dict(before.config)), block))
+    return before.trained_length if said or not _divided(schedule) else None
+
+
+def _divided(schedule: Schedule | LengthRule) -> bool:
+    """Whether all frequencies are divided, by a rule whose block need not name the original length."""
+    return isinstance(schedule, (Linear, Proportional)) and schedule.factor != 1
 
 
 def _complete(rule: object, factor: float | None, old: Schedule | LengthRule, base: float, original: int | None) -> Rule:
@@ -245,7 +249,7 @@ def _complete(rule: object, factor: float | None, old: Schedule | LengthRule, ba
         raise ConfigError(
             f"extend: the original length is unknown; the model turns by {old!r}. Expected original_max_position_embeddings in its "
             "configuration, the length that it was trained on. Add it."
-            if isinstance(old, Linear)
+            if _divided(old)
             else "extend: max_position_embeddings is missing. Expected the length that the model was trained on. Add it."
         )
     changes: dict[str, Any] = {"schedule": Geometric(base)}
@@ -274,20 +278,18 @@ def _check(before: PositionPlan, after: PositionPlan, made: Rule) -> None:
     Raises:
         ConfigError: a layer that differs in more than its rule or in another way, or whose width the rule does not fit.
     """
-    for index in range(len(before.layers)):
-        wanted, read = before.layers[index], after.layers[index]
-        if wanted.rotation is not None and read.rotation is not None and wanted.entry in (None, "full_attention"):
+    for (wanted, _), (read, _) in zip(before.runs, after.runs, strict=True):
+        if wanted.rotation is not None and wanted.entry in (None, "full_attention"):
             wanted = replace(wanted, rotation=replace(wanted.rotation, schedule=_over(wanted.rotation.schedule, made)))
-        try:
-            if read.rotation is not None:
-                read.rotation.frequencies()
-        except ValueError as error:  # the rule's own check of the rotary width
-            raise ConfigError(f"extend: the rule does not fit layer {index}. {error}") from None
         if _essence(wanted) != _essence(read):
             raise ConfigError(
-                f"extend: transformers would read layer {index} as {read!r}. Expected {wanted!r}. Use a rule whose settings the "
-                "architecture reads."
+                f"extend: the new keys would be read as {read!r}. Expected {wanted!r}. Use a rule whose settings the architecture reads."
             )
+    for rotation in dict.fromkeys(layer.rotation for layer, _ in after.runs if layer.rotation):
+        try:
+            rotation.frequencies()
+        except ValueError as error:  # the rule's own check of the rotary width
+            raise ConfigError(f"extend: {made!r} does not fit this model. {error}") from None
 
 
 def _over(schedule: Any, made: Any) -> Any:

@@ -35,8 +35,10 @@ def layer_kinds(keys: Keys, defaults: Mapping[str, Any]) -> list[str]:
         listed = keys.items("layers_block_type", of=str)
     depth = _depth(keys)
     rule = defaults.get("layer_types")
-    if depth is None and (listed is not None or (rule and "list" in rule)):
-        depth = len(listed or rule["list"])
+    if depth is None and listed is not None:
+        depth = len(listed)
+    elif depth is None and rule and "list" in rule:
+        depth = len(rule["list"])
     if depth is None:
         keys.note("the number of layers is not given: one layer stands for all")
         depth = 1
@@ -267,7 +269,7 @@ class LayerReader:
         if family.remark:
             block.note(family.remark)
         original = getattr(schedule, "original_length", None)
-        if kind == "linear":  # which does not need it
+        if kind in ("linear", "proportional"):  # which do not need it
             name = "original_max_position_embeddings"
             original = block.integer(name) or keys.integer(name)
         original = original or self.max_length

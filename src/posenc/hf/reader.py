@@ -14,7 +14,7 @@ from posenc.hf.families import FAMILIES, Family, family_of
 from posenc.hf.layers import DEPTH, HEADS, LENGTH, WIDTH, LayerReader, layer_kinds
 from posenc.hf.position_plan import LayerPlan, PositionPlan
 from posenc.hf.rules import InputTable
-from posenc.hf.source import MAX_LAYERS, Keys, read_config
+from posenc.hf.source import MAX_LAYERS, Keys, read_config, short
 
 TEXT_PARTS = (
     "text_config",
@@ -151,8 +151,7 @@ def _leftovers(keys: Keys, blocks: Blocks) -> None:
         if name in ("head_dim", *DEPTH, *WIDTH, *HEADS, *LENGTH):
             keys.note(f"{name} is not given: {value}, the default of {keys.model_type!r}")
     for path, value in (*keys.unread(), *(item for block in blocks.values() if block for item in _unread_in(block))):
-        text = repr(value)
-        keys.note(f"{path} = {text if len(text) < 60 else text[:57] + '…'} is read by nothing here")
+        keys.note(f"{path} = {short(value)} is read by nothing here")
 
 
 def _unread_in(block: Keys) -> list[tuple[str, Any]]:

@@ -107,7 +107,7 @@ def _plain(value: Any, where: str, depth: int) -> Any:
         )
     if depth == 0 and not isinstance(value, Mapping):
         raise ConfigError(
-            f"plan: the configuration is {_short(value)}. Expected an object with keys. Pass the content of config.json."
+            f"plan: the configuration is {short(value)}. Expected an object with keys. Pass the content of config.json."
         )
     if isinstance(value, Mapping):
         return {_key(k, where): _plain(v, f"{where}.{k}" if where else str(k), depth + 1) for k, v in value.items()}
@@ -124,8 +124,12 @@ def _key(key: object, where: str) -> str:
     )
 
 
-def _short(value: object) -> str:
-    text = repr(value)
+def short(value: object) -> str:
+    """A value in at most 80 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        text = "a number of thousands of digits"
     return text if len(text) <= 80 else text[:77] + "…"
 
 
@@ -167,7 +171,7 @@ class Keys:
         for name in given[1:]:
             if self.data[name] != self.data[given[0]]:
                 raise ConfigError(
-                    f"plan: {self.path(given[0])} = {_short(self.data[given[0]])} but {self.path(name)} = {_short(self.data[name])}. "
+                    f"plan: {self.path(given[0])} = {short(self.data[given[0]])} but {self.path(name)} = {short(self.data[name])}. "
                     "Expected the same value under both names. Remove the wrong one."
                 )
         if given:
@@ -246,7 +250,7 @@ class Keys:
     def fail(self, names: tuple[str, ...] | str, value: object, rule: str, mend: str = "Look at what wrote the file.") -> Never:
         names = (names,) if isinstance(names, str) else names
         name = next((n for n in names if n in self), names[0])
-        raise ConfigError(f"plan: {self.path(name)} = {_short(value)}. Expected {rule}. {mend}")
+        raise ConfigError(f"plan: {self.path(name)} = {short(value)}. Expected {rule}. {mend}")
 
     def unread(self) -> Iterator[tuple[str, Any]]:
         """Keys that hold a position word, have a value and were never looked at."""
