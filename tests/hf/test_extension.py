@@ -93,7 +93,10 @@ def test_a_mapping_a_file_and_a_configuration_give_the_same_model(name: str, tar
     (tmp_path / "saved").mkdir()
     longer.save_pretrained(tmp_path / "saved")
     assert plan(longer).layers[0] == plan(mapping).layers[0] == plan(tmp_path / "saved").layers[0]
-    for other in (transformers.LlamaConfig(**copy.deepcopy(mapping)), transformers.AutoConfig.from_pretrained(tmp_path / "saved")):
+    for other in (
+        transformers.LlamaConfig(**copy.deepcopy(mapping)),
+        transformers.AutoConfig.from_pretrained(tmp_path / "saved"),
+    ):
         assert other.rope_parameters == longer.rope_parameters
         assert other.max_position_embeddings == longer.max_position_embeddings == RULES[name][2]
 
@@ -119,13 +122,26 @@ def extends_alike(model: Tiny, rule: Any, tmp_path: Any, **factor: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gemma3_text", "granite_swa", "qwen3_next", "deepseek_v3", "llama4_text", "gpt_oss", "qwen2_vl_text", "ministral3"]
+    "name",
+    [
+        "llama",
+        "gemma3_text",
+        "granite_swa",
+        "qwen3_next",
+        "deepseek_v3",
+        "llama4_text",
+        "gpt_oss",
+        "qwen2_vl_text",
+        "ministral3",
+    ],
 )
 def test_a_live_model_equals_the_one_that_transformers_loads(name: str, tmp_path: Any):
     extends_alike(tiny(name), YaRN(factor=4), tmp_path)
 
 
-@pytest.mark.parametrize("rule", [Linear(factor=4), DynamicNTK(factor=4), Llama3(factor=4)], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    "rule", [Linear(factor=4), DynamicNTK(factor=4), Llama3(factor=4)], ids=lambda rule: type(rule).__name__
+)
 def test_every_rule_acts_on_a_live_model(rule: Any, tmp_path: Any):
     extends_alike(LLAMA, rule, tmp_path)
 
@@ -231,7 +247,10 @@ def test_gemma_4_is_divided_by_its_own_factor(tmp_path: Any):
     assert config.max_position_embeddings == 256
     assert extend(config, "linear", factor=8).max_position_embeddings == 512
     extends_alike(model, "linear", tmp_path, factor=4)
-    with pytest.raises(ConfigError, match=r"extend: 'gemma4_text' turns by Proportional\(.*\), which transformers has no way to extend by YaRN\."):
+    with pytest.raises(
+        ConfigError,
+        match=r"extend: 'gemma4_text' turns by Proportional\(.*\), which transformers has no way to extend by YaRN\.",
+    ):
         extend(model.config(), YaRN(factor=4))
 
 
@@ -296,13 +315,17 @@ def test_long_rope_is_written_with_its_lists(name: str, tmp_path: Any):
 
 def test_what_long_rope_needs_is_asked_for():
     model = LLAMA.config()
-    with pytest.raises(ConfigError, match=r"extend: LongRoPE without a factor\. Expected factor=…, how many times the original length\."):
+    with pytest.raises(
+        ConfigError, match=r"extend: LongRoPE without a factor\. Expected factor=…, how many times the original length\."
+    ):
         extend(model, LongRoPE(Geometric(), **LISTS, amplitude=1.0))
     with pytest.raises(ConfigError, match=r"plan: .*long_factor = .*\. Expected one factor per pair, 4\. It has 3\."):
         extend(model, LongRoPE(Geometric(), **{**LISTS, "long_factor": [1.0, 2.0, 4.0]}, factor=8.0))
     with pytest.raises(ConfigError, match="extend: the new keys would be read as .*Expected .*short_amplitude=1.5"):
         extend(model, LongRoPE(Geometric(), **LISTS, factor=8.0, short_amplitude=1.5, long_amplitude=2.0))
-    with pytest.raises(ConfigError, match=r"extend: YaRN\(.*\) for 'phi3', whose class accepts one rule\. Expected a LongRoPE\."):
+    with pytest.raises(
+        ConfigError, match=r"extend: YaRN\(.*\) for 'phi3', whose class accepts one rule\. Expected a LongRoPE\."
+    ):
         extend(tiny("phi3").config(), YaRN(factor=4))
 
 
@@ -316,7 +339,8 @@ def test_a_softmax_scale_that_layers_hold_is_not_changed_under_them(tmp_path: An
     net = model.build(copy.deepcopy(config))
     kept = net.config.to_dict()
     with pytest.raises(
-        ConfigError, match=r"extend: the softmax scale of 'deepseek_v3' depends on the factor, .* Extend model\.config, save it and load the model"
+        ConfigError,
+        match=r"extend: the softmax scale of 'deepseek_v3' depends on the factor, .* Extend model\.config, save it and load the model",
     ):
         extend(net, YaRN(factor=80))
     assert net.config.to_dict() == kept
@@ -345,7 +369,13 @@ def test_a_temperature_keeps_the_length_that_it_counts_in():
 def test_a_live_model_is_untouched_by_a_refusal():
     net = LLAMA.build()
     own, kept = net.model.rotary_emb, net.config.to_dict()
-    for rule in ("yarn", "ntk", NTK(Geometric(), 4.0), YaRN(Geometric(5e5), 4.0), LongRoPE(Geometric(), [1.0], [2.0], 64, factor=4.0)):
+    for rule in (
+        "yarn",
+        "ntk",
+        NTK(Geometric(), 4.0),
+        YaRN(Geometric(5e5), 4.0),
+        LongRoPE(Geometric(), [1.0], [2.0], 64, factor=4.0),
+    ):
         with pytest.raises(ConfigError):
             extend(net, rule)
     assert net.model.rotary_emb is own
@@ -365,7 +395,10 @@ def test_a_live_model_keeps_device_mode_and_dtype():
 
 def test_a_patched_model_is_refused():
     net = LLAMA.build()
-    with patch(net), pytest.raises(ConfigError, match=r"extend: the model is patched\. .* Call unpatch\(model\), extend, patch again\."):
+    with (
+        patch(net),
+        pytest.raises(ConfigError, match=r"extend: the model is patched\. .* Call unpatch\(model\), extend, patch again\."),
+    ):
         extend(net, YaRN(factor=4))
     extend(net, YaRN(factor=4))
 
@@ -375,7 +408,9 @@ def test_modules_without_a_configuration_are_refused():
         extend(nn.Linear(2, 2), YaRN(factor=4))
     holder = nn.Module()
     holder.config = LLAMA.config()  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match=r"extend: none of the modules of Module makes a rotary table from its configuration\."):
+    with pytest.raises(
+        ConfigError, match=r"extend: none of the modules of Module makes a rotary table from its configuration\."
+    ):
         extend(holder, YaRN(factor=4))
 
 
@@ -414,7 +449,10 @@ def test_models_whose_classes_read_no_rule_are_refused(model_type: str):
         (Explicit((1.0, 0.1)), r"extend: rule = Explicit\("),
         (DynamicNTK(Geometric(), 2.0, 4096).at(8192), r"extend: rule = AtLength\("),
         (Linear(YaRN(Geometric(), 4.0, 4096), 2.0), r"extend: rule = Linear\(.*over a Geometric ladder"),
-        (YaRN(Geometric(5e5), 4.0), r"extend: base = 500000 in the rule, but the model's is 1e\+06\. Expected the model's own\."),
+        (
+            YaRN(Geometric(5e5), 4.0),
+            r"extend: base = 500000 in the rule, but the model's is 1e\+06\. Expected the model's own\.",
+        ),
         (YaRN(factor=4, original_length=1), r"extend: YaRN\(.*\) does not fit this model\. YaRN\.frequencies"),
     ],
     ids=lambda value: str(value)[:24],
@@ -459,13 +497,16 @@ def test_other_targets_are_refused(target: Any):
 
 def test_an_unknown_original_length_is_asked_for():
     unknown = {key: value for key, value in NEW.items() if key not in ("max_position_embeddings", "model_type")}
-    with pytest.raises(ConfigError, match=r"extend: max_position_embeddings is missing\. Expected the length that the model was trained on\."):
+    with pytest.raises(
+        ConfigError, match=r"extend: max_position_embeddings is missing\. Expected the length that the model was trained on\."
+    ):
         extend(unknown, YaRN(factor=4))
     assert extend(unknown, YaRN(factor=4, original_length=4096))["max_position_embeddings"] == 16384
     divided = {**NEW, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}}
     for rule in (YaRN(factor=4), Linear(factor=4)):
         with pytest.raises(
-            ConfigError, match=r"extend: the original length is unknown; the model turns by Linear\(.* Expected original_max_position_embeddings"
+            ConfigError,
+            match=r"extend: the original length is unknown; the model turns by Linear\(.* Expected original_max_position_embeddings",
         ):
             extend(divided, rule)
     assert extend({**divided, "original_max_position_embeddings": 512}, YaRN(factor=4))["max_position_embeddings"] == 2048
@@ -474,7 +515,9 @@ def test_an_unknown_original_length_is_asked_for():
 
 def test_blocks_without_one_of_full_attention_are_refused():
     beam = tiny("beam").config()
-    with pytest.raises(ConfigError, match=r"extend: rope_parameters has blocks for sliding_attention, full_attention\. Expected one for full"):
+    with pytest.raises(
+        ConfigError, match=r"extend: rope_parameters has blocks for sliding_attention, full_attention\. Expected one for full"
+    ):
         extend(beam, YaRN(factor=4))
     sliding = {"model_type": "gemma3_text", "num_hidden_layers": 1, "layer_types": ["sliding_attention"]}
     with pytest.raises(ConfigError, match=r"extend: no layer of 'gemma3_text' reads the block of full_attention\."):
@@ -484,5 +527,7 @@ def test_blocks_without_one_of_full_attention_are_refused():
 def test_too_narrow_a_rotation_is_refused():
     narrow = {**NEW, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 2.0, "partial_rotary_factor": 0.125,
                                          "original_max_position_embeddings": 4096}}  # fmt: skip
-    with pytest.raises(ConfigError, match=r"extend: DynamicNTK\(.*\) does not fit this model\. .*rotary_dim = 2\. Expected 4 or more"):
+    with pytest.raises(
+        ConfigError, match=r"extend: DynamicNTK\(.*\) does not fit this model\. .*rotary_dim = 2\. Expected 4 or more"
+    ):
         extend(narrow, "dynamic", factor=4)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,7 +96,13 @@ class _Disturbed:
 
 def generated(net: nn.Module, prompt: Tensor, count: int = 6, **rest: Any) -> Tensor:
     return net.generate(  # type: ignore[operator, no-any-return]
-        prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False, return_dict_in_generate=True, output_logits=True, **rest
+        prompt,
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **rest,
     )
 
 
@@ -161,7 +169,10 @@ def test_what_is_left_is_named_beside_what_is_replaced():
     done = patch(net)
     assert done.replaced == ("one.model.rotary_emb",)
     assert done.left == {"two.rotary_emb": "MistralLarge4TextRotaryEmbedding learns its frequencies"}
-    assert repr(done) == "Patch(one.model.rotary_emb; left two.rotary_emb: MistralLarge4TextRotaryEmbedding learns its frequencies)"
+    assert (
+        repr(done)
+        == "Patch(one.model.rotary_emb; left two.rotary_emb: MistralLarge4TextRotaryEmbedding learns its frequencies)"
+    )
 
 
 LEFT_WITH_A_MODULE = next(model for model, _ in LEFT if model.model_type == "mistral_large4_text")
@@ -206,7 +217,9 @@ def test_a_failure_half_way_leaves_the_model_alone(monkeypatch: pytest.MonkeyPat
 def test_patching_twice_is_refused():
     net = LLAMA.build()
     patch(net)
-    with pytest.raises(ValueError, match=r"patch: the model is patched already\. Expected its own .* Call unpatch\(model\) first\."):
+    with pytest.raises(
+        ValueError, match=r"patch: the model is patched already\. Expected its own .* Call unpatch\(model\) first\."
+    ):
         patch(net)
     with pytest.raises(ValueError, match="patched already"):
         patch(net.model)
@@ -227,7 +240,9 @@ def test_what_is_no_module_is_refused(thing: Any):
 
 
 def test_a_module_of_others_is_refused():
-    with pytest.raises(ConfigError, match=r"patch: nothing in Linear can be replaced \(none of its modules makes a rotary table\)"):
+    with pytest.raises(
+        ConfigError, match=r"patch: nothing in Linear can be replaced \(none of its modules makes a rotary table\)"
+    ):
         patch(nn.Linear(2, 2))
 
     class RotaryEmbedding(nn.Module):
@@ -344,7 +359,7 @@ def test_autocast_does_not_reach_the_table(name: str):
 
 
 def test_float64_angles_are_within_an_ulp_of_the_truth_far_out():
-    """transformers' float32 angle at 131,071 is off by up to half a unit in its last place, 2⁻⁸ = 4e-3 radians."""
+    """transformers' float32 angle at 131,071 is off by up to half a unit in its last place, 2⁻⁸, and by its frequency's error."""
     net = LLAMA.build()
     at = torch.tensor([[0, 1, 4095, 131_071]])
     theirs = net.model.rotary_emb(torch.zeros(1), at)
@@ -456,9 +471,13 @@ def test_a_table_that_is_not_the_configurations_is_left_alone():
     model = tiny("phimoe")
     long = {**LONGROPE, "short_mscale": 1.25, "long_mscale": 1.5}
     net = model.build(model.config(max_position_embeddings=32, rope_parameters=long))
-    with pytest.raises(ConfigError, match="the table of PhimoeRotaryEmbedding is not the one that its configuration stands for"):
+    with pytest.raises(
+        ConfigError, match="the table of PhimoeRotaryEmbedding is not the one that its configuration stands for"
+    ):
         patch(net)
-    net = model.build(model.config(max_position_embeddings=32, rope_parameters={**long, "long_factor": LONGROPE["short_factor"]}))
+    net = model.build(
+        model.config(max_position_embeddings=32, rope_parameters={**long, "long_factor": LONGROPE["short_factor"]})
+    )
     call = model.inputs(20)
     expected = model.answer(net, **call)
     with patch(net, angle_dtype=F32):
@@ -496,6 +515,22 @@ def test_a_patched_model_compiles_without_a_break(changes: dict[str, Any]):
             assert torch.equal(whole(**call).logits, expected)
 
 
+# what was measured
+
+
+def test_the_committed_result_is_of_these_models():
+    """Made by ``python -m benchmarks.hf_patch``."""
+    result = json.loads((Path(__file__).parents[2] / "docs" / "results" / "hf-patch.json").read_text())
+    assert list(result["float32_angles"]) == [model.model_type for model in MODELS]
+    assert {what for outcome in result["float32_angles"].values() for what in outcome.values()} == {"bit-equal"}
+    assert [entry["model_type"] for entry in result["left"]] == [model.model_type for model, _ in LEFT]
+    assert all(reason in entry["reason"] for entry, (_, reason) in zip(result["left"], LEFT, strict=True))
+    windows = result["float64_angles"]["windows"]
+    grown = [window["root_mean_square"] for window in windows]
+    assert grown == sorted(grown)
+    assert windows[0]["largest_difference"] < 1e-4 < 1e-2 < windows[-1]["largest_difference"]
+
+
 # text and pictures in one model
 
 
@@ -503,14 +538,24 @@ def test_both_towers_of_a_model_that_sees_are_patched():
     text = tiny("qwen2_5_vl_text").config().to_dict()
     vision = tiny("qwen2_5_vl_vision").config().to_dict()
     config = transformers.Qwen2_5_VLConfig(
-        text_config=text, vision_config=vision, image_token_id=60, video_token_id=61, vision_start_token_id=62, vision_end_token_id=63
+        text_config=text,
+        vision_config=vision,
+        image_token_id=60,
+        video_token_id=61,
+        vision_start_token_id=62,
+        vision_end_token_id=63,
     )
     torch.manual_seed(0)
     net = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
     picture = tiny("qwen2_5_vl_vision").inputs()
     ids = torch.tensor([[5, 6, 62, 60, 60, 60, 60, 63, 7, 8]])
     kinds = (ids == 60).int()
-    call = {"input_ids": ids, "pixel_values": picture["hidden_states"], "image_grid_thw": picture["grid_thw"], "mm_token_type_ids": kinds}
+    call = {
+        "input_ids": ids,
+        "pixel_values": picture["hidden_states"],
+        "image_grid_thw": picture["grid_thw"],
+        "mm_token_type_ids": kinds,
+    }
     with torch.no_grad():
         before = net(**call).logits
         with patch(net, angle_dtype=F32) as done, _Called(net) as called:

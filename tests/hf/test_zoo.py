@@ -13,13 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-
-transformers = pytest.importorskip("transformers")
-
 from tests.hf import crossed
 from tests.hf.crossed import PARAMETERS, RESULTS, ROPE_TYPES, STATUSES, compare, compare_default, crossed_cases, verdict
 from tests.hf.zoo import Case, Table, cases, unloadable
+from torch import nn
 
 from posenc.core.rotary import RotaryTable
 from posenc.errors import ConfigError
@@ -30,6 +27,7 @@ from posenc.schedules.longrope import LongRoPE
 from posenc.schedules.ntk import NTK
 from posenc.schedules.yarn import YaRN
 
+transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers' own modules say while they are imported
 
 PAGE = RESULTS.parents[1] / "hf-zoo.md"
@@ -53,7 +51,7 @@ def same_release() -> None:
 
 
 def case_of(name: str) -> Case:
-    """The zoo's case of this id, without building the others."""
+    """The zoo's case of this id."""
     return next(case for case in cases() if case.id == name)
 
 
@@ -266,7 +264,8 @@ def test_a_head_dim_of_none_breaks_scaled_rules(rope_type: str) -> None:
 
 
 def test_longrope_cannot_be_configured_where_layers_differ_in_width() -> None:
-    block = {"rope_type": "longrope", "rope_theta": BASE, "short_factor": [1.0] * 128, "long_factor": [2.0] * 128}
+    block = {"rope_type": "longrope", "rope_theta": BASE, "original_max_position_embeddings": 4096,
+             "short_factor": [1.0] * 128, "long_factor": [2.0] * 128}  # fmt: skip
     with pytest.raises(Exception, match="'head_dim' is a per-layer attribute"):
         transformers.Gemma4TextConfig(
             rope_parameters={"sliding_attention": block, "full_attention": {"rope_type": "default", "rope_theta": BASE}}

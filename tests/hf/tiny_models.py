@@ -174,7 +174,10 @@ MODELS: tuple[Tiny, ...] = (
 
 _SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "xdrope_section": [1, 1, 1, 1]}
 LEFT: tuple[tuple[Tiny, str], ...] = (
-    *((Tiny(name, {}, "encoder"), "none of its modules makes a rotary table") for name in ("gpt2", "bert", "bloom", "t5", "roformer")),
+    *(
+        (Tiny(name, {}, "encoder"), "none of its modules makes a rotary table")
+        for name in ("gpt2", "bert", "bloom", "t5", "roformer")
+    ),
     (Tiny("mistral_large4_text", _LATENT, "encoder"), "rotary_emb: MistralLarge4TextRotaryEmbedding learns its frequencies"),
     (Tiny("flint", {**_ALTERNATE, "layer_types": ["full_attention"] * 2}), "model.rotary_emb: no layer of 'flint' uses it"),
     (Tiny("hunyuan_vl_text", {"rope_parameters": _SECTIONS}, "axes"), "gives the two channels of a pair different angles"),
@@ -182,8 +185,22 @@ LEFT: tuple[tuple[Tiny, str], ...] = (
 )
 """Models that it refuses, and why."""
 
-SEVERAL = ("llama", "gemma3_text", "gemma4_text", "qwen3_next", "gpt_neox", "gptj", "phi3", "deepseek_v2", "deepseek_v3", "llama4_text",
-           "cohere2", "gpt_oss", "bamba", "glm4")
+SEVERAL = (
+    "llama",
+    "gemma3_text",
+    "gemma4_text",
+    "qwen3_next",
+    "gpt_neox",
+    "gptj",
+    "phi3",
+    "deepseek_v2",
+    "deepseek_v3",
+    "llama4_text",
+    "cohere2",
+    "gpt_oss",
+    "bamba",
+    "glm4",
+)
 """Decoders whose tables are written, applied or shared in different ways."""
 
 
