@@ -7,7 +7,6 @@ quotes. Each comparison starts from a fresh module, because transformers' dynami
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import math
 import platform
@@ -204,10 +203,9 @@ def _lent_share(case: Case, label: str | None) -> float:
     return float((filled[label] if label else filled).get("partial_rotary_factor") or 1.0)
 
 
-@cache
 def _plain_blocks_share(case: Case) -> bool:
     """Whether the class reads the share of a plain block; the registry's functions all read that of theirs."""
-    return "partial_rotary_factor" in inspect.getsource(case.cls.compute_default_rope_parameters)
+    return "partial_rotary_factor" in case.cls.compute_default_rope_parameters.__code__.co_consts  # type: ignore[attr-defined]
 
 
 @cache
@@ -354,7 +352,7 @@ def _general(message: str) -> str:
     """An error's last line without its numbers and labels, so that equal reasons are counted together."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     last = re.sub(r"rope_parameters\.(?:\w+\.)?(\w+)", r"rope_parameters.\1", lines[-1] if lines else "")
-    last = re.sub(r"\[[^\]…]*[\]…]", "[…]", last)
+    last = re.sub(r"\{[^}]*\}", "{…}", re.sub(r"\[[^\]…]*[\]…]", "[…]", last))
     last = re.sub(r"got '?(?:linear|dynamic|yarn|longrope|llama3|proportional)\b'?", "got another", last)
     last = re.sub(r" Access it via the individual layer configs.*", "", last)
     return re.sub(r"\b\d+(\.\d+)?\b", "…", last)
@@ -374,13 +372,14 @@ def run(show: Callable[[Iterable[Case], str], Iterable[Case]]) -> dict[str, Any]
         for rope_type in ROPE_TYPES
     }
     return {
+        "schema": "posenc.hf-zoo/1",
         "command": COMMAND,
         "date": date.today().isoformat(),
         "seconds": round(time.perf_counter() - started),
-        "versions": {
-            "transformers": version("transformers"),
-            "torch": version("torch"),
+        "environment": {
             "posenc": version("posenc"),
+            "torch": version("torch"),
+            "transformers": version("transformers"),
             "python": platform.python_version(),
         },
         "classes": sorted(defaults),

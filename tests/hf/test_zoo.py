@@ -45,7 +45,7 @@ def _quiet() -> Iterator[None]:
 
 @pytest.fixture
 def same_release() -> None:
-    committed = COMMITTED["versions"]["transformers"]
+    committed = COMMITTED["environment"]["transformers"]
     if transformers.__version__ != committed:
         pytest.skip(f"the zoo was recorded with transformers {committed}, and {transformers.__version__} is installed")
 
@@ -88,7 +88,7 @@ def test_committed_counts_are_whole_and_without_a_mismatch() -> None:
 def test_the_page_quotes_the_committed_counts() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert COMMITTED["command"] in page
-    assert COMMITTED["versions"]["transformers"] in page
+    assert COMMITTED["environment"]["transformers"] in page
     rows = {"default configurations": COMMITTED["default"]["counts"]}
     rows |= {f"`{rope_type}`": counts for rope_type, counts in COMMITTED["crossed"]["counts"].items()}
     for name, counts in rows.items():

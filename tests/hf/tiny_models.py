@@ -94,6 +94,8 @@ def _layers(*kinds: str) -> dict[str, Any]:
 _ALIKE: dict[str, Any] = {}
 _ALTERNATE = _layers("sliding_attention", "full_attention")
 _LINEAR = _layers("linear_attention", "full_attention")
+_QUARTER = {**_LINEAR, "head_dim": 16}  # of which a quarter turns
+_WIDE = {"hidden_size": 64}
 _LATENT = {"num_key_value_heads": 4}  # the head counts of queries and keys agree there
 _PATCHES = {"hidden_states": (16, 96), "grid_thw": [[1, 4, 4]]}  # patches of 3 · 2 · 4 · 4 numbers
 
@@ -113,13 +115,14 @@ _DECODERS: dict[str, dict[str, Any]] = {
         _ALTERNATE,
     ),
     **dict.fromkeys(("minimax", "olmo_hybrid"), _LINEAR),
-    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), {**_LINEAR, "head_dim": 16}),  # a quarter turns
-    **dict.fromkeys(("gpt_neox", "stablelm"), {"hidden_size": 64}),
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _QUARTER),
+    **dict.fromkeys(("gpt_neox", "stablelm"), _WIDE),
     **dict.fromkeys(
         ("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3", "sarvam_mla",
-         "youtu", "longcat_flash"),
+         "youtu"),
         _LATENT,
     ),
+    "longcat_flash": {**_LATENT, "num_layers": 1, "zero_expert_num": 2, "moe_topk": 2},
     "bamba": {"attn_layer_indices": [1]},
     "codegen": {"rotary_dim": 4, "n_embd": 32, "n_layer": 2, "n_head": 4},
     "falcon": {"head_dim": None, "alibi": False},
@@ -186,21 +189,9 @@ LEFT: tuple[tuple[Tiny, str], ...] = (
 """Models that it refuses, and why."""
 
 SEVERAL = (
-    "llama",
-    "gemma3_text",
-    "gemma4_text",
-    "qwen3_next",
-    "gpt_neox",
-    "gptj",
-    "phi3",
-    "deepseek_v2",
-    "deepseek_v3",
-    "llama4_text",
-    "cohere2",
-    "gpt_oss",
-    "bamba",
-    "glm4",
-)
+    "llama", "gemma3_text", "gemma4_text", "qwen3_next", "gpt_neox", "gptj", "phi3", "deepseek_v2", "deepseek_v3", "llama4_text",
+    "cohere2", "gpt_oss", "bamba", "glm4",
+)  # fmt: skip
 """Decoders whose tables are written, applied or shared in different ways."""
 
 

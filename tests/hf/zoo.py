@@ -100,7 +100,7 @@ class Case:
     @property
     def reads_registry(self) -> bool:
         """Whether the class takes other rope types from ROPE_INIT_FUNCTIONS."""
-        return "ROPE_INIT_FUNCTIONS[" in inspect.getsource(self.cls)
+        return "ROPE_INIT_FUNCTIONS" in self.cls.__init__.__code__.co_names
 
     def config(self, **changes: Any) -> Any:
         """A fresh default config, with the changes that the class needs and those given."""

@@ -61,18 +61,12 @@ def _wrap(lead: str, text: str, hang: str | None = None) -> list[str]:
 
 def _grouped(plan: PositionPlan) -> list[tuple[LayerPlan, str]]:
     """Equal layers together, wherever they stand, with their numbers."""
-    spans: list[tuple[LayerPlan, list[tuple[int, int]]]] = []
+    spans: dict[LayerPlan, list[tuple[int, int]]] = {}
     start = 0
     for layer, count in plan.runs:
-        span = (start, start + count - 1)
+        spans.setdefault(layer, []).append((start, start + count - 1))
         start += count
-        for known, found in spans:
-            if known == layer:
-                found.append(span)
-                break
-        else:
-            spans.append((layer, [span]))
-    return [(layer, _numbers(found, layer.kind)) for layer, found in spans]
+    return [(layer, _numbers(found, layer.kind)) for layer, found in spans.items()]
 
 
 def _numbers(spans: list[tuple[int, int]], kind: str) -> str:

@@ -66,7 +66,9 @@ class Family:
     width: Literal["head", "hidden", "clvp", "memory"] = "head"
     axes: AxesStyle | None = None
     sections: tuple[int, ...] = ()
-    turns: Literal["all", "flags", "sliding", "windowed", "windowed or dense", "sliding unless no window", "none", "if rope", "if rotary"] = "all"
+    turns: Literal[
+        "all", "flags", "sliding", "windowed", "windowed or dense", "sliding unless no window", "none", "if rope", "if rotary"
+    ] = "all"
     entry: tuple[tuple[str, str], ...] = ()
     local: str | None = None
     everywhere: bool = False

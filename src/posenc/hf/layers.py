@@ -18,6 +18,8 @@ from posenc.hf.rules import BiasRule, LogTemperature
 from posenc.hf.source import MAX_LAYERS, Keys
 from posenc.schedules.yarn import YaRN
 
+MAX_WIDTH = 2**16
+MAX_DIFFERENT = 1000
 WIDTH = ("hidden_size", "d_model", "n_embd")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_num_attention_heads", "encoder_num_attention_heads")
 DEPTH = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
@@ -76,7 +78,8 @@ def _depth(keys: Keys) -> int | None:
 def _kinds_by_rule(keys: Keys, rule: Mapping[str, Any] | None, depth: int) -> list[str]:
     attends = keys.items("attn_layer_indices", of=int)
     if attends is not None:  # Bamba
-        return ["full_attention" if index in attends else "linear_attention" for index in range(depth)]
+        chosen = frozenset(attends)
+        return ["full_attention" if index in chosen else "linear_attention" for index in range(depth)]
     ratios = keys.items("compress_ratios", of=int)
     if ratios and {*ratios} <= COMPRESSION.keys():
         return [COMPRESSION[ratio] for ratio in ratios[:depth]]
@@ -114,10 +117,12 @@ class LayerReader:
     def __init__(self, keys: Keys, family: Family, blocks: Blocks, max_length: int | None) -> None:
         self.keys, self.family, self.blocks, self.max_length = keys, family, blocks, max_length
         self.rotations: dict[tuple[str | None, int, float | None, bool], Rotation] = {}
+        self.made: dict[tuple[object, ...], LayerPlan] = {}
         self.flags = keys.items("no_rope_layers", of=(int, bool)) if family.turns == "flags" else None
         self.interval = (keys.integer("no_rope_layer_interval", most=MAX_LAYERS) or 4) if family.turns == "flags" else None
         self.bases = keys.items("layer_rope_theta", of=(int, float))
-        self.scaled = keys.items("rope_scaling_layers", of=int)  # Molmo 2: the others keep the plain ladder
+        scaled = keys.items("rope_scaling_layers", of=int)
+        self.scaled = None if scaled is None else frozenset(scaled)  # Molmo 2: the others keep the plain ladder
         plain = keys.integer(*WINDOW, least=0)
         self.window = self._tokens(keys.integer("local_attention", least=0) or plain)  # ModernBERT files hold both
         if keys.flag("use_sliding_window") is False:
@@ -130,7 +135,22 @@ class LayerReader:
         self.global_head_dim = (keys.integer("global_head_dim") or family.global_head_dim) if family.global_head_dim else None
 
     def layer(self, index: int, kind: str) -> LayerPlan:
+        """The plan of a layer; equal layers share one."""
         turns = self._turns(index, kind)
+        own = index if index in self.overrides else None
+        base = self.bases[index] if self.bases is not None else None
+        plain = self.scaled is not None and index not in self.scaled
+        sort = (kind, turns, own, base, plain)
+        if sort not in self.made:
+            if len(self.made) == MAX_DIFFERENT:
+                raise ConfigError(
+                    f"plan: more than {MAX_DIFFERENT} layers that differ from all others. Expected a model whose layers repeat. Look at "
+                    "layer_types, layer_rope_theta and per_layer_config."
+                )
+            self.made[sort] = self._layer(index, kind, turns)
+        return self.made[sort]
+
+    def _layer(self, index: int, kind: str, turns: bool) -> LayerPlan:
         label = self._label(kind)
         rotation = self._rotation(label, index, kind) if turns else None
         sliding = kind in ("sliding_attention", "hybrid_sliding", "local_attention")
@@ -320,13 +340,13 @@ class LayerReader:
         )
 
     def _rope_head_dim(self) -> int:
-        width = self.keys.integer("qk_rope_head_dim", most=2**20)
+        width = self.keys.integer("qk_rope_head_dim", most=MAX_WIDTH)
         if width is None:
             raise ConfigError("plan: qk_rope_head_dim is missing. Expected the width of the channels that turn. Add it.")
         return width
 
     def _even(self, name: str, rotary_dim: int, head_dim: int) -> int:
-        if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > max(head_dim, 2):
+        if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > min(max(head_dim, 2), MAX_WIDTH):
             raise ConfigError(
                 f"plan: {name} leaves {rotary_dim} rotating channels of head_dim = {head_dim}. Expected an even number from 2 to "
                 "head_dim: channels turn in pairs. Look at head_dim and partial_rotary_factor."
@@ -347,7 +367,7 @@ class LayerReader:
             hidden = keys.integer("memory_attention_hidden_size") or 0
             rate = keys.integer("memory_attention_downsample_rate") or 1
             return hidden // (rate * (keys.integer("memory_attention_num_attention_heads") or 1))
-        given = keys.integer(*dict.fromkeys((family.head_key, "head_dim")), most=2**20) if family.width == "head" else None
+        given = keys.integer(*dict.fromkeys((family.head_key, "head_dim")), most=MAX_WIDTH) if family.width == "head" else None
         if given is not None:
             return given
         names = (family.hidden_key,) if family.hidden_key and keys.get(family.hidden_key) is not None else WIDTH
@@ -382,12 +402,14 @@ class LayerReader:
         per_layer = self.keys.mapping("per_layer_config")
         if per_layer is None:
             return {}
+        if len(per_layer.data) > MAX_DIFFERENT:
+            self.keys.fail("per_layer_config", f"{len(per_layer.data)} entries", f"at most {MAX_DIFFERENT}")
         result = {}
         for name in per_layer.data:
             inner = per_layer.mapping(name)
             if inner is None or not name.isdecimal() or len(name) > 6:
                 per_layer.fail(name, per_layer.data[name], "an object under the number of a layer")
-            entry: dict[str, Any] = {"head_dim": inner.integer("head_dim", most=2**20)}
+            entry: dict[str, Any] = {"head_dim": inner.integer("head_dim", most=MAX_WIDTH)}
             if "sliding_window" in inner.data:
                 entry["sliding_window"] = inner.integer("sliding_window")
             result[int(name)] = {k: v for k, v in entry.items() if v is not None or k == "sliding_window"}
@@ -421,7 +443,9 @@ class LayerReader:
                 if not keys.flag("relative_attention"):
                     return None
                 farthest, share = keys.integer("max_relative_positions", least=-1), keys.integer("position_buckets", least=-1)
-                details: list[tuple[str, object]] = [("farthest", farthest if farthest and farthest > 0 else keys.integer(*LENGTH))]
+                details: list[tuple[str, object]] = [
+                    ("farthest", farthest if farthest and farthest > 0 else keys.integer(*LENGTH))
+                ]
                 if share and share > 0:
                     details.append(("buckets", share))
                 terms = keys.get("pos_att_type")

@@ -49,7 +49,10 @@ def patch(model: nn.Module, *, angle_dtype: torch.dtype = torch.float64) -> Patc
 
     The thing people get wrong: a table that looks right at the start of a text. Angles formed in float32 lose 10⁻²
     radians at position 130,000; those of posenc do not. With ``angle_dtype=torch.float32`` the model's logits stay
-    bit-equal, which shows that nothing else changed.
+    bit-equal, which shows that nothing else changed. Files saved from a patched model are those of the model.
+
+    A module is replaced only if posenc's float32 table equals that of a fresh one of its class and configuration, on
+    both sides of a length at which the rule changes.
 
     Rules that depend on the length keep the model's own switch: the length is the largest position of the batch plus
     one, at every call.
@@ -76,7 +79,8 @@ def patch(model: nn.Module, *, angle_dtype: torch.dtype = torch.float64) -> Patc
 
     Differs from:
         transformers: dynamic NTK there remembers the longest call until a short one; here a table depends on the call
-        alone. In generation from a fresh model the two are the same.
+        alone. In generation from a fresh model the two are the same. ``model.to(torch.bfloat16)`` rounds the
+        frequencies there, though loading with ``dtype=torch.bfloat16`` does not; here nothing does.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"patch: a {type(model).__name__}. Expected a model of the transformers library. Load it first.")
