@@ -20,7 +20,7 @@ _HOME = {
     "posenc.core.distance": ["pairwise_distance", "t5_bucket"],
     "posenc.core.apply": ["apply_rotary", "apply_rotary_", "apply_rotary_pair"],
     "posenc.core.rotary": [
-        "Frequencies", "Pairing", "RotaryTable", "inverse", "rotary_table", "rotary_table_nd", "transpose",
+        "Frequencies", "Pairing", "RotaryTable", "Schedule", "inverse", "rotary_table", "rotary_table_nd", "transpose",
     ],
     "posenc.core.rerotate": ["rerotate", "rerotation_error"],
     "posenc.core.sinusoid": ["sinusoid"],
@@ -33,7 +33,7 @@ _HOME = {
         "ScoreEncoding",
     ],
     "posenc.core.spec": ["EncodingSpec", "ModelShape", "Reference"],
-    "posenc.schedules.base": ["AtLength", "LengthRule", "Schedule"],
+    "posenc.schedules.base": ["AtLength", "LengthRule"],
     "posenc.schedules.geometric": ["Geometric"],
     "posenc.schedules.explicit": ["Explicit"],
     "posenc.schedules.linear": ["Linear"],
@@ -122,6 +122,7 @@ if TYPE_CHECKING:
     from posenc.core.rotary import Frequencies as Frequencies
     from posenc.core.rotary import Pairing as Pairing
     from posenc.core.rotary import RotaryTable as RotaryTable
+    from posenc.core.rotary import Schedule as Schedule
     from posenc.core.rotary import inverse as inverse
     from posenc.core.rotary import rotary_table as rotary_table
     from posenc.core.rotary import rotary_table_nd as rotary_table_nd
@@ -165,7 +166,6 @@ if TYPE_CHECKING:
     from posenc.errors import ShapeError as ShapeError
     from posenc.schedules.base import AtLength as AtLength
     from posenc.schedules.base import LengthRule as LengthRule
-    from posenc.schedules.base import Schedule as Schedule
     from posenc.schedules.dynamic_ntk import DynamicNTK as DynamicNTK
     from posenc.schedules.explicit import Explicit as Explicit
     from posenc.schedules.geometric import Geometric as Geometric

@@ -83,4 +83,5 @@ def reorder_pairs(weight: Tensor, heads: int, to: Pairing, *, rotary_dim: int | 
         )
     head_dim = weight.shape[0] // heads
     order = pair_order(head_dim, to, rotary_dim=rotary_dim, start=start).to(weight.device)
-    return weight.unflatten(0, (heads, head_dim)).index_select(1, order).flatten(0, 1)
+    moved: Tensor = weight.unflatten(0, (heads, head_dim)).index_select(1, order).flatten(0, 1)
+    return moved

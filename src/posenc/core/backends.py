@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from posenc.errors import BackendRefused
 
@@ -11,6 +11,7 @@ Call_contra = TypeVar("Call_contra", contravariant=True)
 Call = TypeVar("Call")
 
 
+@runtime_checkable
 class Serves(Protocol[Call_contra]):
     """A backend: a name, and the reason why it does not serve a call, or ``None``."""
 

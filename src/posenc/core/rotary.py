@@ -6,7 +6,7 @@ per pair), because a full-width table bakes in which channels pair up. Which cha
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -29,6 +29,15 @@ class Frequencies(NamedTuple):
 
     inv_freq: Tensor
     amplitude: float | Tensor = 1.0
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """A rule for frequencies: `Geometric`, `YaRN`, `Explicit`, or your own frozen dataclass."""
+
+    def frequencies(
+        self, rotary_dim: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
+    ) -> Frequencies: ...
 
 
 class RotaryTable(NamedTuple):

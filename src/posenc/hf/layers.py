@@ -63,7 +63,7 @@ def _depth(keys: Keys) -> int | None:
     stages = keys.get("depths") or keys.get(*DEPTH)
     if isinstance(stages, list):
         counts = keys.items("depths", of=int) or keys.items(*DEPTH, of=int) or []
-        total = sum(counts)
+        total: int = sum(counts)
         if any(count < 0 for count in counts) or total > MAX_LAYERS:
             keys.fail(("depths", *DEPTH), stages, f"whole numbers that sum to {MAX_LAYERS} or less")
         return total

@@ -7,13 +7,13 @@ mode and in dispatch modes. Inside the dispatcher's CPU kernels tensors are plai
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library, register_autograd, register_fake
+from torch.library import Library, register_autograd, register_fake, register_vmap
 
 TABLE = {
     torch.float32: torch.float32,
@@ -77,7 +77,9 @@ def _rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, first: int, 
 def _rotary_out(
     x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, first: int, head_axis: int, transposed: bool, out: Tensor
 ) -> None:
-    x, (cos, sin) = _rows(x), _columns(cos, sin)
+    if out.dtype is not x.dtype or out.shape != x.shape or out.stride(-1) != 1:
+        raise ValueError("posenc::rotary_out: out is not of x's dtype and shape, or its channels do not lie together")
+    x, (cos, sin) = _rows(x), _columns(x, cos, sin)
     _kernel()(
         CODES[x.dtype], interleaved, first, head_axis, transposed,
         x.data_ptr(), out.data_ptr(), x.shape, x.stride(), out.stride(),
@@ -89,10 +91,12 @@ def _rotary_pair(
     q: Tensor, k: Tensor, q_cos: Tensor, q_sin: Tensor, k_cos: Tensor, k_sin: Tensor,
     interleaved: bool, first: int, head_axis: int, transposed: bool,
 ) -> tuple[Tensor, Tensor]:
+    if q.dtype is not k.dtype:
+        raise ValueError("posenc::rotary_pair: q and k are of different dtypes")
+    q_cos, q_sin = _columns(q, q_cos, q_sin)
+    k_cos, k_sin = _columns(k, k_cos, k_sin)
     q, k = _rows(q), _rows(k)
     q_out, k_out = _like(q), _like(k)
-    q_cos, q_sin = _columns(q_cos, q_sin)
-    k_cos, k_sin = _columns(k_cos, k_sin)
     _kernel()(
         CODES[q.dtype], interleaved, first, head_axis, transposed,
         q.data_ptr(), q_out.data_ptr(), q.shape, q.stride(), q_out.stride(),
@@ -119,8 +123,10 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _columns(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of a table that lie together, in cosine and sine alike."""
+def _columns(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """A table that fits x's arithmetic, as rows that lie together in cosine and sine alike."""
+    if cos.dtype is not TABLE.get(x.dtype) or sin.dtype is not cos.dtype or sin.shape != cos.shape:
+        raise ValueError("posenc::rotary: a dtype that it does not serve, or cosine and sine that do not fit it or each other")
     steps = cos.stride()
     return (cos, sin) if steps == sin.stride() and steps[-1] == 1 else (cos.contiguous(), sin.contiguous())
 
@@ -132,11 +138,25 @@ def _like(x: Tensor) -> Tensor:
 
 
 def _fake(x: Tensor, *rest: Any) -> Tensor:
-    return torch.empty_like(x)
+    return _like(_rows(x))
 
 
 def _fake_pair(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k)
+    return _like(_rows(q)), _like(_rows(k))
+
+
+def _batched(operator: Any, tensors: int, info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+    """One call for a batch of calls, as ``is_grads_batched`` makes of a backward."""
+    settings, fronted = inputs[-4:], []
+    for at, (value, axis) in enumerate(zip(inputs[:-4], in_dims, strict=False)):
+        value = value.expand(info.batch_size, *value.shape) if axis is None else value.movedim(axis, 0)
+        if at >= tensors:  # a table: the axes that it leaves to broadcasting come after the new one
+            x = fronted[(at - tensors) // 2]
+            ones = x.ndim - value.ndim - (settings[2] != 0)
+            value = value.reshape(len(value), *(1,) * ones, *value.shape[1:])
+        fronted.append(value)
+    turned = operator(*fronted, *settings)
+    return turned, 0 if tensors == 1 else (0, 0)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -167,3 +187,5 @@ for _name, _compute, _shape in (
     register_fake(f"posenc::{_name}", _shape, lib=_LIBRARY)
 register_autograd("posenc::rotary", _turn_back, setup_context=_save, lib=_LIBRARY)
 register_autograd("posenc::rotary_pair", _turn_pair_back, setup_context=_save, lib=_LIBRARY)
+register_vmap("posenc::rotary", partial(_batched, torch.ops.posenc.rotary, 1), lib=_LIBRARY)
+register_vmap("posenc::rotary_pair", partial(_batched, torch.ops.posenc.rotary_pair, 2), lib=_LIBRARY)

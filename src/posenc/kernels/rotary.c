@@ -28,6 +28,12 @@
 #define VERSIONS
 #endif
 
+/* Hardware that turns eight halves at a time into floats and back: a fifth of the time that the bits take. */
+#if defined(__GNUC__) && defined(__x86_64__)
+#define HALF_HARDWARE __attribute__((target("avx,f16c")))
+#include <immintrin.h>
+#endif
+
 #if defined(__clang__)
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
@@ -39,6 +45,16 @@
 #define MAX_AXES 8
 #define TILE_BYTES 16384   /* of the table: half of a first-level cache */
 #define SERIAL_BYTES 65536 /* less work than this is done by the calling thread */
+
+/* Numbers at any address: torch.frombuffer with an odd offset makes tensors that are not aligned. */
+#if defined(__GNUC__)
+#define ANYWHERE __attribute__((aligned(1), may_alias))
+#else
+#define ANYWHERE
+#endif
+typedef float any_float ANYWHERE;
+typedef double any_double ANYWHERE;
+typedef uint16_t any_16 ANYWHERE;
 
 /* ------------------------------------------------------------------ 16-bit numbers */
 
@@ -80,6 +96,32 @@ INLINE uint16_t to_half(float value) { /* to nearest, ties to even */
     return (uint16_t)(sign | result);
 }
 
+static void widen_bits(const any_16 *x, float *wide, int64_t count) {
+    for (int64_t i = 0; i < count; i++) wide[i] = from_half(x[i]);
+}
+
+static void narrow_bits(const float *wide, any_16 *x, int64_t count) {
+    for (int64_t i = 0; i < count; i++) x[i] = to_half(wide[i]);
+}
+
+#ifdef HALF_HARDWARE
+HALF_HARDWARE static void widen_hardware(const any_16 *x, float *wide, int64_t count) {
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) _mm256_storeu_ps(wide + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
+    for (; i < count; i++) wide[i] = _cvtsh_ss(x[i]);
+}
+
+HALF_HARDWARE static void narrow_hardware(const float *wide, any_16 *x, int64_t count) {
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        _mm_storeu_si128((__m128i *)(x + i), _mm256_cvtps_ph(_mm256_loadu_ps(wide + i), _MM_FROUND_TO_NEAREST_INT));
+    for (; i < count; i++) x[i] = _cvtss_sh(wide[i], _MM_FROUND_TO_NEAREST_INT);
+}
+#endif
+
+static void (*widen)(const any_16 *x, float *wide, int64_t count) = widen_bits;
+static void (*narrow)(const float *wide, any_16 *x, int64_t count) = narrow_bits;
+
 INLINE float same_float(float x) { return x; }
 INLINE double same_double(double x) { return x; }
 
@@ -88,12 +130,12 @@ INLINE double same_double(double x) { return x; }
 typedef void (*Row)(const void *x, void *out, const void *cos, const void *sin, int64_t pairs, double sign);
 
 /* Reading both halves of a pair before writing either makes it right in place, too. */
-#define ROW(NAME, STORED, WIDE, LOAD, STORE, FIRST, SECOND)                                                  \
+#define ROW(NAME, STORED, WIDE, TABLE, LOAD, STORE, FIRST, SECOND)                                           \
     VERSIONS static void NAME(const void *x_, void *out_, const void *cos_, const void *sin_, int64_t pairs, \
                               double sign_) {                                                                \
         const STORED *x = (const STORED *)x_;                                                                \
         STORED *out = (STORED *)out_;                                                                        \
-        const WIDE *cos = (const WIDE *)cos_, *sin = (const WIDE *)sin_;                                     \
+        const TABLE *cos = (const TABLE *)cos_, *sin = (const TABLE *)sin_;                                  \
         const WIDE sign = (WIDE)sign_;                                                                       \
         INDEPENDENT for (int64_t i = 0; i < pairs; i++) {                                                    \
             WIDE a = LOAD(x[FIRST]), b = LOAD(x[SECOND]), c = cos[i], s = sin[i] * sign;                     \
@@ -102,14 +144,40 @@ typedef void (*Row)(const void *x, void *out, const void *cos, const void *sin, 
         }                                                                                                    \
     }
 
-ROW(half_float, float, float, same_float, same_float, i, i + pairs)
-ROW(half_double, double, double, same_double, same_double, i, i + pairs)
-ROW(half_bfloat, uint16_t, float, from_bfloat, to_bfloat, i, i + pairs)
-ROW(half_half, uint16_t, float, from_half, to_half, i, i + pairs)
-ROW(pair_float, float, float, same_float, same_float, 2 * i, 2 * i + 1)
-ROW(pair_double, double, double, same_double, same_double, 2 * i, 2 * i + 1)
-ROW(pair_bfloat, uint16_t, float, from_bfloat, to_bfloat, 2 * i, 2 * i + 1)
-ROW(pair_half, uint16_t, float, from_half, to_half, 2 * i, 2 * i + 1)
+ROW(half_float, any_float, float, any_float, same_float, same_float, i, i + pairs)
+ROW(half_double, any_double, double, any_double, same_double, same_double, i, i + pairs)
+ROW(half_bfloat, any_16, float, any_float, from_bfloat, to_bfloat, i, i + pairs)
+ROW(pair_float, any_float, float, any_float, same_float, same_float, 2 * i, 2 * i + 1)
+ROW(pair_double, any_double, double, any_double, same_double, same_double, 2 * i, 2 * i + 1)
+ROW(pair_bfloat, any_16, float, any_float, from_bfloat, to_bfloat, 2 * i, 2 * i + 1)
+
+#define CHUNK 64 /* pairs of halves that are turned as floats, in a buffer of half a kilobyte */
+
+static void half_half(const void *x_, void *out_, const void *cos_, const void *sin_, int64_t pairs, double sign) {
+    const any_16 *x = (const any_16 *)x_;
+    any_16 *out = (any_16 *)out_;
+    const any_float *cos = (const any_float *)cos_, *sin = (const any_float *)sin_;
+    float wide[2 * CHUNK];
+    for (int64_t i = 0; i < pairs; i += CHUNK) {
+        int64_t some = pairs - i < CHUNK ? pairs - i : CHUNK;
+        widen(x + i, wide, some), widen(x + pairs + i, wide + some, some);
+        half_float(wide, wide, cos + i, sin + i, some, sign);
+        narrow(wide, out + i, some), narrow(wide + some, out + pairs + i, some);
+    }
+}
+
+static void pair_half(const void *x_, void *out_, const void *cos_, const void *sin_, int64_t pairs, double sign) {
+    const any_16 *x = (const any_16 *)x_;
+    any_16 *out = (any_16 *)out_;
+    const any_float *cos = (const any_float *)cos_, *sin = (const any_float *)sin_;
+    float wide[2 * CHUNK];
+    for (int64_t i = 0; i < pairs; i += CHUNK) {
+        int64_t some = pairs - i < CHUNK ? pairs - i : CHUNK;
+        widen(x + 2 * i, wide, 2 * some);
+        pair_float(wide, wide, cos + i, sin + i, some, sign);
+        narrow(wide, out + 2 * i, 2 * some);
+    }
+}
 
 static const Row ROWS[2][4] = {{half_float, half_double, half_bfloat, half_half},
                                {pair_float, pair_double, pair_bfloat, pair_half}};
@@ -190,7 +258,7 @@ static PyObject *use_threads(PyObject *self, PyObject *address) {
 static int numbers(PyObject *tuple, int64_t *out, int most) {
     Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
     if (count < 0 || count > most) {
-        PyErr_SetString(PyExc_TypeError, "rotate: a tuple of at most 9 integers was expected");
+        PyErr_SetString(count < 0 ? PyExc_TypeError : PyExc_ValueError, "rotate: a tuple of at most 9 integers was expected");
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -244,20 +312,29 @@ static int in_tiles(Job *job, Job *rest) {
 /* x, out, shape, x strides, out strides, cos, sin, table shape, table strides: 9 arguments per tensor */
 static int read_job(PyObject *const *args, Job *job, int dtype, int pairing, int64_t first, int64_t head_axis, double sign) {
     int64_t shape[MAX_AXES + 1], x_stride[MAX_AXES + 1], out_stride[MAX_AXES + 1], size[MAX_AXES + 1], stride[MAX_AXES + 1];
-    int axes = numbers(args[2], shape, MAX_AXES + 1), table_axes = numbers(args[7], size, MAX_AXES + 1);
+    void *address[4];
+    static const int ADDRESSES[4] = {0, 1, 5, 6};
+    for (int i = 0; i < 4; i++) {
+        address[i] = PyLong_AsVoidPtr(args[ADDRESSES[i]]);
+        if (PyErr_Occurred()) return -1;
+    }
+    int axes = numbers(args[2], shape, MAX_AXES + 1), table_axes = axes < 0 ? -1 : numbers(args[7], size, MAX_AXES + 1);
     if (axes < 1 || table_axes < 1 || numbers(args[3], x_stride, MAX_AXES + 1) != axes ||
         numbers(args[4], out_stride, MAX_AXES + 1) != axes || numbers(args[8], stride, MAX_AXES + 1) != table_axes) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "rotate: shapes and strides of different lengths");
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "rotate: shapes and strides of different lengths, or empty ones");
         return -1;
     }
-    job->x = (const char *)PyLong_AsVoidPtr(args[0]), job->out = (char *)PyLong_AsVoidPtr(args[1]);
-    job->cos = (const char *)PyLong_AsVoidPtr(args[5]), job->sin = (const char *)PyLong_AsVoidPtr(args[6]);
-    if (PyErr_Occurred()) return -1;
+    job->x = (const char *)address[0], job->out = (char *)address[1];
+    job->cos = (const char *)address[2], job->sin = (const char *)address[3];
     job->stored = STORED_BYTES[dtype], job->row = ROWS[pairing][dtype], job->sign = sign;
     job->channels = shape[axes - 1], job->pairs = size[table_axes - 1], job->first = first;
     job->axes = axes - 1, job->rows = 1;
     int spread = head_axis < 0 ? axes + (int)head_axis : -1;   /* the axis that the table lacks */
     int sequence = head_axis == -2 ? axes - 3 : axes - 2;       /* a table of one token does not spread over many */
+    if (head_axis < 0 && (spread < 0 || table_axes < 2)) {
+        PyErr_SetString(PyExc_ValueError, "rotate: the tensor has no axis of heads, or the table none of tokens");
+        return -1;
+    }
     int at = table_axes - 2;
     for (int axis = axes - 2; axis >= 0; axis--) {
         job->size[axis] = shape[axis], job->rows *= shape[axis];
@@ -273,11 +350,11 @@ static int read_job(PyObject *const *args, Job *job, int dtype, int pairing, int
             at--;
         }
     }
-    if (at >= 0 || (head_axis < 0 && spread < 0)) {
+    if (at >= 0) {
         PyErr_SetString(PyExc_ValueError, "rotate: the table has more axes than the tensor");
         return -1;
     }
-    if (first < 0 || job->pairs < 1 || first + 2 * job->pairs > job->channels) {
+    if (first < 0 || job->pairs > job->channels / 2 || first > job->channels - 2 * job->pairs) {
         PyErr_SetString(PyExc_ValueError, "rotate: the turning channels do not lie in the tensor");
         return -1;
     }
@@ -293,11 +370,14 @@ static PyObject *rotate(PyObject *self, PyObject *const *args, Py_ssize_t count)
         PyErr_SetString(PyExc_TypeError, "rotate: one or two tensors of nine arguments each were expected");
         return NULL;
     }
-    long dtype = PyLong_AsLong(args[0]), pairing = PyLong_AsLong(args[1]), transposed = PyLong_AsLong(args[4]);
-    int64_t first = PyLong_AsLongLong(args[2]), head_axis = PyLong_AsLongLong(args[3]);
-    if (PyErr_Occurred()) return NULL;
-    if (dtype < 0 || dtype > 3 || pairing < 0 || pairing > 1) {
-        PyErr_SetString(PyExc_ValueError, "rotate: an unknown dtype or pairing");
+    int64_t given[5];
+    for (int i = 0; i < 5; i++) {
+        given[i] = PyLong_AsLongLong(args[i]);
+        if (given[i] == -1 && PyErr_Occurred()) return NULL;
+    }
+    const int64_t dtype = given[0], pairing = given[1], first = given[2], head_axis = given[3], transposed = given[4];
+    if (dtype < 0 || dtype > 3 || pairing < 0 || pairing > 1 || (head_axis != 0 && head_axis != -2 && head_axis != -3)) {
+        PyErr_SetString(PyExc_ValueError, "rotate: an unknown dtype, pairing or axis of heads");
         return NULL;
     }
     Work work = {jobs, 0};
@@ -336,4 +416,9 @@ static PyMethodDef METHODS[] = {
 
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_rotary", NULL, 0, METHODS, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__rotary(void) { return PyModuleDef_Init(&MODULE); }
+PyMODINIT_FUNC PyInit__rotary(void) {
+#ifdef HALF_HARDWARE
+    if (__builtin_cpu_supports("avx2")) widen = widen_hardware, narrow = narrow_hardware; /* no processor has avx2 alone */
+#endif
+    return PyModuleDef_Init(&MODULE);
+}

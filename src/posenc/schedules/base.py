@@ -6,21 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from posenc.core.checks import check_integers, check_values
 from posenc.core.rotary import Frequencies
-
-
-class Schedule(Protocol):
-    """A rule for frequencies: `Geometric`, `YaRN`, `Explicit`, or your own frozen dataclass."""
-
-    def frequencies(
-        self, rotary_dim: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
-    ) -> Frequencies: ...
+from posenc.core.rotary import Schedule as Schedule
 
 
 class LengthRule(ABC):
