@@ -315,6 +315,8 @@ def finding(config: Any, parameters: Parameters, theirs: list[Table], ours: list
     """Why two tables may differ, or ``None``; each of these has a test that shows it."""
     wide = getattr(config, "qk_rope_head_dim", None)
     widths = tuple(2 * tables[0].cos.shape[-1] for tables in (theirs, ours))
+    if config.model_type == "deepseek_v4" and "partial_rotary_factor" not in parameters.block and widths == (512, 64):
+        return "a block without a share turns the whole head, whatever share the configuration holds; posenc takes that share"
     if wide and widths[0] != wide == widths[1]:
         return "a table that is not qk_rope_head_dim wide, which the model's own attention cannot apply; posenc's is that wide"
     if config.model_type == "mimo_v2_flash" and parameters.rope_type != "default" and widths == (192, 64):

@@ -470,7 +470,8 @@ def test_a_table_that_is_not_the_configurations_is_left_alone():
     """PhiMoE as of transformers 5.24 never reads its long factors; replacing its table would change more than the precision."""
     model = tiny("phimoe")
     long = {**LONGROPE, "short_mscale": 1.25, "long_mscale": 1.5}
-    net = model.build(model.config(max_position_embeddings=32, rope_parameters=long))
+    beyond = {**long, "original_max_position_embeddings": 4096}  # the table differs far out only
+    net = model.build(model.config(max_position_embeddings=8192, rope_parameters=beyond))
     with pytest.raises(
         ConfigError, match="the table of PhimoeRotaryEmbedding is not the one that its configuration stands for"
     ):

@@ -252,6 +252,18 @@ def test_a_share_of_an_mla_head_breaks_its_attention() -> None:
     assert rotation.rotary_dim == config.qk_rope_head_dim
 
 
+def test_a_deepseek_v4_block_without_a_share_turns_the_whole_head() -> None:
+    from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4RotaryEmbedding
+
+    plain = {"rope_type": "default", "rope_theta": BASE}
+    config = transformers.DeepseekV4Config(rope_parameters={"main": dict(plain), "compress": dict(plain)})
+    assert config.partial_rotary_factor == 1 / 8
+    assert 2 * DeepseekV4RotaryEmbedding(config).compress_inv_freq.numel() == config.head_dim == 512
+    rotation = plan(config).layers[0].rotation
+    assert rotation is not None
+    assert rotation.rotary_dim == 64
+
+
 @pytest.mark.parametrize("rope_type", ["yarn", "dynamic"])
 def test_a_head_dim_of_none_breaks_scaled_rules(rope_type: str) -> None:
     from transformers.models.mixtral.modeling_mixtral import MixtralRotaryEmbedding

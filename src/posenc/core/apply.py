@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from posenc.core.backends import Verdict, choose, judge
+from posenc.core.checks import check_integers
 from posenc.core.rotary import Pairing, RotaryTable
 from posenc.core.rotary_backends import ROTARY_BACKENDS, RotaryBackend, RotaryCall, Turned
 from posenc.errors import ShapeError
@@ -70,6 +71,10 @@ def apply_rotary(
     References:
         Su et al. 2021, arXiv:2104.09864 (interleaved pairs).
     """
+    if backend == "auto" and out is None and not torch.compiler.is_compiling():
+        turned = _at_once((x,), (table,), pairing, head_axis, start)
+        if turned is not None:
+            return turned[0]
     call = _checked((x,), (table,), pairing, head_axis, start)
     if torch.compiler.is_compiling() and _exports_to_onnx() and head_axis == -3 and call.first == 0 and x.ndim == 4:
         return _onnx_node(x, table, pairing)
@@ -94,9 +99,9 @@ def apply_rotary_pair(
     """`apply_rotary` of queries and keys in one call; ``k_table=None`` means the keys are the same tokens."""
     k_table = table if k_table is None else k_table
     if backend == "auto" and not torch.compiler.is_compiling():
-        turned = _at_once(q, k, table, k_table, pairing, head_axis, start)
+        turned = _at_once((q, k), (table, k_table), pairing, head_axis, start)
         if turned is not None:
-            return turned
+            return turned[0], turned[1]
     if q.shape[-1] != k.shape[-1] or (torch.compiler.is_compiling() and _exports_to_onnx()):
         return (
             apply_rotary(q, table, pairing=pairing, head_axis=head_axis, start=start, backend=backend),
@@ -136,7 +141,7 @@ def apply_rotary_(
             "apply_rotary_: x or the table needs a gradient, and turning in place would overwrite what backward reads. Expected "
             "inference. Use apply_rotary, or torch.no_grad()."
         )
-    if torch._debug_has_internal_overlap(x) == 1:
+    if _overlaps(x):
         raise ValueError(
             f"apply_rotary_: x of shape {tuple(x.shape)} with strides {x.stride()} overlaps itself. Expected memory of its own for "
             "each entry. Call contiguous() first."
@@ -161,42 +166,44 @@ def rotary_verdicts(function: Callable[..., object], *args: Any, backend: str, *
 
 
 def _at_once(
-    q: Tensor, k: Tensor, table: RotaryTable, k_table: RotaryTable, pairing: Pairing, head_axis: int | None, start: int
-) -> tuple[Tensor, Tensor] | None:
-    """Queries and keys turned by the compiled kernel, when nothing stands against it that is quick to see.
+    tensors: tuple[Tensor, ...], tables: tuple[RotaryTable, ...], pairing: Pairing, head_axis: int | None, start: int
+) -> Turned | None:
+    """The tensors turned by the compiled kernel, when nothing stands against it that is quick to see.
 
-    For one token the checks of a call take as long as the call. The kernel checks shapes itself; where it finds fault,
-    the long way finds the words for it.
+    For one token the checks of a call take longer than the call. The kernel checks shapes and dtypes itself; where it
+    finds fault, the long way finds the words for it.
     """
     native = _loaded_native()
     if (
         native is None
-        or type(q) is not Tensor
-        or type(k) is not Tensor
-        or q.dtype is not k.dtype
-        or native.TABLE.get(q.dtype) is not table[0].dtype
-        or k_table[0].dtype is not table[0].dtype
-        or not (q.is_cpu and k.is_cpu and table[0].is_cpu and k_table[0].is_cpu)
-        or q.ndim != k.ndim
-        or q.shape[-1] != k.shape[-1]
         or pairing not in ("half", "interleaved")
+        or head_axis not in (-3, -2, None)
+        or type(start) is not int
         or forward_ad._current_level >= 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
     ):
         return None
-    operator = torch.ops.posenc.rotary_pair_inference
-    if torch.is_grad_enabled():
-        if table[0].requires_grad or table[1].requires_grad or k_table[0].requires_grad or k_table[1].requires_grad:
+    parts: list[Tensor] = []
+    grad, needs_gradient = torch.is_grad_enabled(), False
+    for x, (cos, sin) in zip(tensors, tables, strict=True):
+        if type(x) is not Tensor or type(cos) is not Tensor or type(sin) is not Tensor:
             return None
-        if q.requires_grad or k.requires_grad:
-            operator = torch.ops.posenc.rotary_pair
-    first = start + q.shape[-1] if start < 0 else start
+        if not (x.is_cpu and cos.is_cpu and sin.is_cpu) or (grad and (cos.requires_grad or sin.requires_grad)):
+            return None
+        needs_gradient = needs_gradient or (grad and x.requires_grad)
+        parts += cos, sin
     try:
-        turned: tuple[Tensor, Tensor] = operator(q, k, *table, *k_table, pairing == "interleaved", first, head_axis or 0, False)
-    except ValueError:
+        first = start
+        if start < 0:
+            first += tensors[0].shape[-1]
+            if tensors[-1].shape[-1] != tensors[0].shape[-1]:
+                return None
+        operator = native.OPERATORS[len(tensors), needs_gradient]
+        turned = operator(*tensors, *parts, pairing == "interleaved", first, head_axis or 0, False)
+    except (ValueError, IndexError, NotImplementedError):
         return None
-    return turned
+    return turned if len(tensors) == 2 else (turned,)
 
 
 @cache
@@ -220,13 +227,21 @@ def _run(call: RotaryCall, backend: str) -> Turned:
 def _checked(
     tensors: tuple[Tensor, ...], tables: tuple[RotaryTable, ...], pairing: Pairing, head_axis: int | None, start: int
 ) -> RotaryCall:
+    if head_axis not in (-3, -2, None):
+        raise ValueError(
+            f"apply_rotary: head_axis = {head_axis!r}. Expected -3 for [batch, heads, seq, head_dim], -2 for [batch, seq, heads, "
+            "head_dim], or None for a table that broadcasts as it stands. Count axes from the end."
+        )
+    check_integers("apply_rotary", start=start)
     first = 0
     for x, table in zip(tensors, tables, strict=True):
         first, pairs = _rotating(x, table, pairing, start)
-        cos = table.cos if head_axis is None else table.cos.unsqueeze(head_axis)
+        spread = list(table.cos.shape)
+        if head_axis is not None:
+            spread.insert(len(spread) + 1 + head_axis, 1)
         seq_axis = -3 if head_axis == -2 else -2
         one_for_all = head_axis is not None and table.cos.shape[-2:-1] != x.shape[seq_axis:][:1]
-        if one_for_all or not _spreads(cos.shape, (*x.shape[:-1], pairs)):
+        if one_for_all or not _spreads(tuple(spread), (*x.shape[:-1], pairs)):
             raise ShapeError(
                 f"apply_rotary: table of shape {tuple(table.cos.shape)} for x of shape {tuple(x.shape)} with head_axis = "
                 f"{head_axis}. Expected [*batch, seq, pairs] that spreads over x's heads. Make the table from the positions "
@@ -242,6 +257,11 @@ def _rotating(x: Tensor, table: RotaryTable, pairing: Pairing, start: int) -> tu
             f"apply_rotary: pairing = {pairing!r}. Expected 'half' (i, i + rotary_dim/2) or 'interleaved' (2i, 2i + 1). "
             "Name the one that the weights were trained with."
         )
+    if not isinstance(x, Tensor) or not isinstance(table, RotaryTable):
+        raise TypeError(
+            f"apply_rotary: x is a {type(x).__name__} and the table a {type(table).__name__}. Expected a tensor and a RotaryTable. "
+            "Make the table with rotary_table, or RotaryTable(cos, sin) with one column per pair."
+        )
     if table.cos.dtype not in (torch.float32, torch.float64) or table.sin.dtype != table.cos.dtype:
         raise TypeError(
             f"apply_rotary: the table is {table.cos.dtype} and {table.sin.dtype}. Expected float32 or float64. A "
@@ -250,6 +270,16 @@ def _rotating(x: Tensor, table: RotaryTable, pairing: Pairing, start: int) -> tu
         )
     if not x.is_floating_point():
         raise TypeError(f"apply_rotary: x is {x.dtype}. Expected a floating dtype. Pass queries or keys.")
+    if x.layout is not torch.strided or x.ndim == 0 or table.cos.ndim == 0:
+        raise ShapeError(
+            f"apply_rotary: x of {x.ndim} axes ({x.layout}) with a table of {table.cos.ndim}. Expected dense tensors of one axis or "
+            "more. Use to_dense() or a padded tensor."
+        )
+    if table.cos.device != x.device or table.sin.device != x.device:
+        raise ValueError(
+            f"apply_rotary: x is on {x.device} and the table on {table.cos.device} and {table.sin.device}. Expected one device. "
+            "Make the table from positions that are where x is."
+        )
     pairs, head_dim = table.cos.shape[-1], x.shape[-1]
     first = start + head_dim if start < 0 else start
     if table.cos.shape != table.sin.shape or not 0 <= first <= head_dim - 2 * pairs:
@@ -259,6 +289,18 @@ def _rotating(x: Tensor, table: RotaryTable, pairing: Pairing, start: int) -> tu
             "one column per pair, not per channel."
         )
     return first, pairs
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Whether entries of x may share memory: false for all that slicing and transposing make of a tensor that owns its own."""
+    if x.numel() == 0:
+        return False
+    reach = 0
+    for step, size in sorted((step, size) for size, step in zip(x.shape, x.stride(), strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
 
 
 def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
@@ -292,7 +334,7 @@ def _check_out(call: RotaryCall, out: Tensor) -> None:
         raise ValueError(
             f"apply_rotary: out is on {out.device} and x on {x.device}. Expected one device. Pass torch.empty_like(x)."
         )
-    if torch._debug_has_internal_overlap(out) == 1:
+    if _overlaps(out):
         raise ValueError(
             f"apply_rotary: out of shape {tuple(out.shape)} with strides {out.stride()} overlaps itself. Expected memory of its own for "
             "each entry. Pass torch.empty_like(x)."

@@ -60,9 +60,11 @@ def outside_eager(call: RotaryCall) -> str | None:
         return "forward-mode differentiation goes through the arithmetic"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "functorch transforms go through the arithmetic"
-    if any(type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in call.tensors):
-        return f"{next(type(x).__name__ for x in call.tensors if type(x) is not Tensor)} is a subclass of Tensor"
-    if torch.is_grad_enabled() and any(part.requires_grad for table in call.tables for part in table):
+    parts = [part for table in call.tables for part in table]
+    for x in (*call.tensors, *parts):
+        if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+            return f"{type(x).__name__} is a subclass of Tensor"
+    if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
         return "the table needs a gradient"
     return None
 
@@ -90,30 +92,97 @@ class Native(RotaryBackend):
         return native.refusal()
 
     def run(self, call: RotaryCall) -> Turned:
-        import posenc.kernels.native  # noqa: F401  (defines the operators)
+        from posenc.kernels import native
 
-        wide = torch.float64 if call.tensors[0].dtype == torch.float64 else torch.float32
-        settings = call.pairing == "interleaved", call.first, call.head_axis or 0, False
-        tables = [part.to(wide) for table in call.tables for part in table]
-        operators = torch.ops.posenc
-        if len(call.tensors) == 2:
-            pair = operators.rotary_pair if call.needs_gradient else operators.rotary_pair_inference
-            turned: Turned = pair(*call.tensors, *tables, *settings)
-            return turned
-        one = operators.rotary if call.needs_gradient else operators.rotary_inference
-        return (one(*call.tensors, *tables, *settings),)
+        parts = [part.to(native.TABLE[call.tensors[0].dtype]) for table in call.tables for part in table]
+        turned = native.OPERATORS[len(call.tensors), call.needs_gradient](*call.tensors, *parts, *_settings(call))
+        return turned if len(call.tensors) == 2 else (turned,)
+
+    def run_into(self, call: RotaryCall, out: Tensor) -> None:
+        from posenc.kernels import native
+
+        (x,) = call.tensors
+        cos, sin = (part.to(native.TABLE[x.dtype]) for part in call.tables[0])
+        in_place = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
+        read = (cos, sin) if in_place else (x, cos, sin)
+        if out.stride(-1) != 1 or any(_touch(part, out) for part in read):  # a shifted view would be read after it is written
+            super().run_into(call, out)
+            return
+        torch.ops.posenc.rotary_out(x, cos, sin, *_settings(call), out)
+        if not out.is_inference():  # those have no version to count
+            torch.autograd.graph.increment_version(out)
+
+
+def _settings(call: RotaryCall) -> tuple[bool, int, int, bool]:
+    """How the kernel's operators are told: interleaved, first channel, axis of heads or 0, transposed."""
+    return call.pairing == "interleaved", call.first, call.head_axis or 0, False
+
+
+def _touch(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors' stretches of memory meet, whoever owns it."""
+    (begin, end), (other_begin, other_end) = _stretch(one), _stretch(other)
+    return begin < other_end and other_begin < end
+
+
+def _stretch(x: Tensor) -> tuple[int, int]:
+    reach = sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + (reach + 1) * x.element_size() * (x.numel() > 0)
+
+
+@final
+class Triton(RotaryBackend):
+    """The Triton kernel for CUDA devices; checked under Triton's interpreter and not yet run on a GPU."""
+
+    name = "triton"
+
+    def refusal(self, call: RotaryCall) -> str | None:
+        devices = {x.device for x in (*call.tensors, *(part for table in call.tables for part in table))}
+        if {device.type for device in devices} != {"cuda"}:
+            return f"it needs CUDA, and the tensors are on {', '.join(sorted(map(str, devices)))}"
+        if len(devices) > 1:
+            return f"the tensors are on different devices, {', '.join(sorted(map(str, devices)))}"
+        reason = outside_eager(call)
+        if reason is not None:
+            return reason
+        if torch.version.hip is not None:
+            return "it is for NVIDIA devices, and this torch is built for ROCm"
+        capability = torch.cuda.get_device_capability(call.tensors[0].device)
+        if capability < (8, 0):
+            return f"the device has compute capability {capability[0]}.{capability[1]}, and Triton serves 8.0 and later"
+        try:
+            from posenc.kernels import triton_rotary
+        except ImportError as error:
+            return f"triton cannot be imported ({error})"
+        dtypes = {x.dtype for x in call.tensors}
+        if len(dtypes) > 1 or not dtypes <= set(triton_rotary.WIDE):
+            return f"it serves one of float32, float64, bfloat16 and float16 at a time, not {', '.join(map(str, dtypes))}"
+        if max(x.ndim for x in call.tensors) > triton_rotary.MOST_AXES:
+            return f"it serves tensors of at most {triton_rotary.MOST_AXES} axes"
+        if len({table.cos.shape[-1] for table in call.tables}) > 1:
+            return "the tables differ in width"
+        return triton_rotary.refusal()
+
+    def run(self, call: RotaryCall) -> Turned:
+        return tuple(self._rotate(call, None))
 
     def run_into(self, call: RotaryCall, out: Tensor) -> None:
         (x,) = call.tensors
-        same = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
-        shared = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-        if out.stride(-1) != 1 or (shared and not same):  # a view that is shifted against x would be read after it is written
+        in_place = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
+        read = call.tables[0] if in_place else (x, *call.tables[0])
+        if out.stride(-1) != 1 or any(_touch(part, out) for part in read):  # a shifted view would be read after it is written
             super().run_into(call, out)
             return
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        cos, sin = (part.to(wide) for part in call.tables[0])
-        torch.ops.posenc.rotary_out(x, cos, sin, call.pairing == "interleaved", call.first, call.head_axis or 0, False, out)
-        torch.autograd.graph.increment_version(out)
+        self._rotate(call, [out])
+
+    @staticmethod
+    def _rotate(call: RotaryCall, outs: list[Tensor] | None) -> list[Tensor]:
+        from posenc.kernels import triton_rotary
+
+        wide = triton_rotary.WIDE[call.tensors[0].dtype]
+        tables = [(table.cos.to(wide), table.sin.to(wide)) for table in call.tables]
+        return triton_rotary.rotate(
+            call.tensors, tables, pairing=call.pairing, first=call.first, head_axis=call.head_axis, outs=outs
+        )
 
 
 @final
@@ -157,5 +226,5 @@ def _join_like(x: Tensor, parts: list[Tensor]) -> Tensor:
     return joined.permute(*back, -1)
 
 
-ROTARY_BACKENDS: tuple[RotaryBackend, ...] = (Native(), Reference())
+ROTARY_BACKENDS: tuple[RotaryBackend, ...] = (Native(), Triton(), Reference())
 """In the order in which ``"auto"`` asks them."""

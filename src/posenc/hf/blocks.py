@@ -97,7 +97,7 @@ def _filled(
     fallback = fallback or {}
     if data.get("rope_theta") is None and fallback.get("rope_theta") is not None:
         data["rope_theta"] = fallback["rope_theta"]
-        keys.note(f"rope_theta is not given: {fallback['rope_theta']:g}, the default of {keys.model_type!r}")
+        keys.note(f"rope_theta is not given: {fallback['rope_theta']:.10g}, the default of {keys.model_type!r}")
     if not block and fallback.get("rope_type", "default") not in ("default", "axial"):
         data = {**fallback, **data}
         keys.note(f"no rotary block is given: {fallback['rope_type']} as {keys.model_type!r} assumes")
@@ -145,7 +145,7 @@ def _old_nested(keys: Keys, family: Family, fallback: Mapping[str, Any], given: 
         kind = {k: v for k, v in assumed.items() if k != "rope_type" or not {"type", "rope_type"} & own.keys()}
         data = {**kind, **({"rope_theta": mine} if mine is not None else {}), **own}
         if mine is None and "rope_theta" not in own:
-            keys.note(f"the base of {label} is not given: {assumed['rope_theta']:g}, the default of {keys.model_type!r}")
+            keys.note(f"the base of {label} is not given: {assumed['rope_theta']:.10g}, the default of {keys.model_type!r}")
         blocks[label] = Keys(data, "" if given is None or not own else given.where, notes=keys.notes)
     return blocks
 

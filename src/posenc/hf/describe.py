@@ -111,6 +111,15 @@ def _turning(rotation: Rotation) -> list[tuple[str, str]]:
     return facts
 
 
+def _gains(schedule: LongRoPE) -> tuple[float, float]:
+    """The amplitude up to the original length, and beyond it."""
+    width, length = 2 * len(schedule.short_factor), schedule.original_length
+    return (
+        float(schedule.frequencies_at(width, length).amplitude),
+        float(schedule.frequencies_at(width, length + 1).amplitude),
+    )
+
+
 def words(schedule: Schedule | LengthRule) -> str:
     """A schedule in words."""
     match schedule:
@@ -140,10 +149,12 @@ def words(schedule: Schedule | LengthRule) -> str:
                 f"{(schedule.original_length or 0) / schedule.low_freq_factor:,.6g} divided"
             )
         case LongRoPE():
-            return (
+            text = (
                 f"{words(schedule.schedule)}, LongRoPE: short factors up to {schedule.original_length:,} tokens, long ones after (cached keys "
                 "do not follow)"
             )
+            gains = dict.fromkeys(f"{gain:.6g}" for gain in _gains(schedule))
+            return text + ("" if list(gains) == ["1"] else f"; amplitude {', then '.join(gains)}")
         case Proportional():
             text = f"{words(schedule.schedule)} over the whole head, the first {schedule.proportion:g} of the pairs turn, the rest stand still"
             return text + ("" if schedule.factor == 1 else f", all divided by {schedule.factor:g}")

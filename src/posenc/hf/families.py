@@ -186,7 +186,8 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("dinov3_vit", "sapiens2", "eomt_dinov3"), Family(axes="patch centres")),
     "llama4_vision_model": Family(axes="columns first from one", pairing="interleaved"),
     # no rotation
-    **dict.fromkeys(("gpt2", "gpt-sw3", "gpt_bigcode", "openai-gpt", "imagegpt", "decision_transformer", "clip_text_model", "vit", "deit",
+    **dict.fromkeys(("gpt2", "gpt-sw3", "gpt_bigcode", "openai-gpt", "imagegpt", "decision_transformer", "clip_text_model", "clip_vision_model", "siglip_vision_model",
+                     "dinov2", "vit", "deit",
                      "gpt_neo", "git", "xlm", "flaubert", "whisper"), _LEARNED),
     **dict.fromkeys(("bert", "distilbert", "electra", "albert", "ernie", "layoutlm", "bert-generation", "big_bird", "bros", "convbert", "fnet",
                      "layoutlmv2", "megatron-bert", "mobilebert", "rembert", "roc_bert", "splinter", "squeezebert", "tapas",

@@ -35,7 +35,7 @@ def read(source: object) -> PositionPlan:
 
 def _read(data: dict[str, Any], assumed_type: str | None) -> PositionPlan:
     top = Keys(data)
-    model_type = top.text("model_type") or assumed_type or ""
+    model_type = assumed_type or top.text("model_type") or ""  # Qwen's towers bear the name of the whole
     known = model_defaults().get(model_type, {}).get("parts", {})
     inside = next((name for name in TEXT_PARTS if isinstance(data.get(name), dict)), None)
     own_layers = any(name in top for name in (*DEPTH, *WIDTH))

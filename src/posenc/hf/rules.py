@@ -83,5 +83,5 @@ class LogTemperature:
         return 1 + self.strength * torch.log1p(steps)
 
     def __str__(self) -> str:
-        shift = f" + {self.shift}" if self.shift else ""
-        return f"queries × (1 + {self.strength:g}·ln(1 + ⌊(position{shift})/{self.floor}⌋))"
+        position = f"(position + {self.shift})" if self.shift else "position"
+        return f"queries × (1 + {self.strength:g}·ln(1 + ⌊{position}/{self.floor}⌋))"

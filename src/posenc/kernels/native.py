@@ -189,3 +189,11 @@ register_autograd("posenc::rotary", _turn_back, setup_context=_save, lib=_LIBRAR
 register_autograd("posenc::rotary_pair", _turn_pair_back, setup_context=_save, lib=_LIBRARY)
 register_vmap("posenc::rotary", partial(_batched, torch.ops.posenc.rotary, 1), lib=_LIBRARY)
 register_vmap("posenc::rotary_pair", partial(_batched, torch.ops.posenc.rotary_pair, 2), lib=_LIBRARY)
+
+OPERATORS = {
+    (1, False): torch.ops.posenc.rotary_inference.default,
+    (1, True): torch.ops.posenc.rotary.default,
+    (2, False): torch.ops.posenc.rotary_pair_inference.default,
+    (2, True): torch.ops.posenc.rotary_pair.default,
+}
+"""By the number of tensors, and whether one of them needs a gradient."""

@@ -34,6 +34,13 @@ WIDE = {
 MOST_AXES = 5
 """How many axes a tensor may have, channels included."""
 
+
+def refusal() -> str | None:
+    """Why the kernel cannot be had with this triton, or ``None``."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    return None if version >= (3, 3) else f"triton is {triton.__version__}, and the kernel needs 3.3 or later"
+
+
 _TILE = 1024  # pairs in a tile: eight per thread of four warps, 16 bytes of a 16-bit dtype
 _MANY = 2048  # tiles that keep a large GPU busy; with more of them a program takes several heads
 
@@ -308,9 +315,16 @@ def _run(
     settings = pairing == "interleaved", first, head_axis or 0, transposed
     given = list(xs), list(tables), positions, axis_of_pair, cu_seqlens, *settings
     if outs is not None:
+        for x, out in zip(xs, outs, strict=True):
+            if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device or out.stride(-1) != 1:
+                raise ShapeError(
+                    f"rotate: an output of {out.dtype} {tuple(out.shape)} with strides {out.stride()} on {out.device} for a tensor of "
+                    f"{x.dtype} {tuple(x.shape)} on {x.device}. Expected its like, channels side by side. Pass torch.empty_like(x)."
+                )
+            if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+                raise ValueError("rotate: outs with tensors that need a gradient. Expected inference. Use torch.no_grad().")
         torch.ops.posenc.triton_rotary_out(*given, list(outs))
-        for out in outs:
-            torch.autograd.graph.increment_version(out)
+        torch.autograd.graph.increment_version([out for out in outs if not out.is_inference()])  # those count no versions
         return list(outs)
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in xs)
     turned: list[Tensor] = (torch.ops.posenc.triton_rotary if needs_gradient else torch.ops.posenc.triton_rotary_inference)(*given)
