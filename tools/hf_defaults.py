@@ -28,6 +28,7 @@ attention_window_size use_mem_rope kv_channels attention_head_dim encoder_num_at
 window_size embed_dim depths use_bidirectional_attention rel_extent log_scaling_n_floor log_scaling_alpha
 """
 PROBE_LAYERS = 61
+PERIODS = ("sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers", "layer_group_size")
 
 
 def main() -> None:
@@ -89,9 +90,21 @@ def layer_pattern(config_class: Any, instance: Any) -> dict[str, Any] | None:
             for period in range(1, 9):
                 rest = body[prefix:]
                 if all(kind == rest[i % period] for i, kind in enumerate(rest)):
-                    rule = {"prefix": types[:prefix], "cycle": rest[:period], "last": types[-1] if fixed_last else None}
+                    rule: dict[str, Any] = {"prefix": types[:prefix], "cycle": rest[:period], "last": types[-1] if fixed_last else None}
+                    rule["period"] = period_key(config_class, types) if len(set(types)) > 1 else None
                     return {key: value for key, value in rule.items() if value}
     return {"list": list(instance.layer_types)}
+
+
+def period_key(config_class: Any, types: list[str]) -> str | None:
+    """The key whose value is the length of the cycle, where one is read."""
+    for key in PERIODS:
+        try:
+            if list(config_class(num_hidden_layers=PROBE_LAYERS, **{key: 5}).layer_types) != types:
+                return key
+        except Exception:  # a class that knows the key and refuses this value
+            continue
+    return None
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
 import inspect
 import math
 import re
@@ -256,3 +257,215 @@ def differences(config: Any, source: object | None = None) -> list[str]:
         if theirs.window != ours.window:
             wrong.append(f"layer {index} ({ours.kind}): window {theirs.window}, the plan says {ours.window}")
     return wrong
+
+
+S, F = "sliding_attention", "full_attention"
+SOME = [1e4, 0, 5e5, 0, 1e4, 1e4, 0, 7e3]
+VARIED: list[tuple[str, dict[str, Any]]] = [
+    # which layers turn
+    ("smollm3", {"no_rope_layers": [0, 1, 1, 1, 1, 1, 1, 0]}),
+    ("smollm3", {"no_rope_layer_interval": 3}),
+    ("llama4_text", {"no_rope_layers": [0, 1, 1, 1, 1, 1, 1, 0]}),
+    ("mistral_large4_text", {}),
+    ("exaone4", {}),
+    ("kolibri1", {"sliding_window": None, "layer_types": [F] * LAYERS}),
+    ("cohere2", {"sliding_window_pattern": 3}),
+    ("cohere2", {"sliding_window": None}),
+    ("cohere2_moe", {"first_k_dense_replace": 2}),
+    ("cohere2_moe", {"first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 2}),
+    ("granite_swa", {"layer_rope_theta": SOME}),
+    ("granitemoehybrid", {"position_embedding_type": "rope"}),
+    ("granitemoehybrid", {}),
+    ("muse_spark_text", {}),
+    ("lara_mini", {}),
+    ("afmoe", {}),
+    ("flint", {}),
+    ("beam", {}),
+    ("kimi_linear", {}),
+    ("nemotron_h", {"layer_types": ["linear_attention", "full_attention"] * 4}),
+    ("recurrent_gemma", {}),
+    ("qwen3_next", {"full_attention_interval": 3}),
+    ("minimax", {}),
+    # windows
+    ("qwen2", {"use_sliding_window": True, "max_window_layers": 3, "sliding_window": 16}),
+    ("qwen2", {"sliding_window": 16}),
+    ("mistral", {"sliding_window": None}),
+    ("gemma3_text", {"sliding_window_pattern": 3}),
+    ("gemma3_text", {"use_bidirectional_attention": True}),
+    ("modernbert", {"global_attn_every_n_layers": 2}),
+    ("modernbert-decoder", {}),
+    ("ultrabert", {}),
+    ("openai_privacy_filter", {}),
+    ("zaya", {"layer_types": ["hybrid", "hybrid_sliding"] * 4, "sliding_window": 16}),
+    ("dory", {}),
+    # tables, channels and pairings
+    ("laguna", {"layer_types": [S, F] * 4}),
+    ("gemma4_text", {}),
+    ("mimo_v2_flash", {}),
+    ("deepseek_v3", {}),
+    ("deepseek_v3", {"rope_interleave": False}),
+    ("deepseek_v4", {}),
+    ("glm4", {}),
+    ("phi", {}),
+    ("nanochat", {}),
+]
+NO_BARE = {"zaya", "deepseek_v4"}
+COMPRESSED = "deepseek_v4"
+"""Its compressed layers see the last tokens as they are, and older ones compressed: they have no window in the plan."""
+
+
+@pytest.mark.parametrize(("model_type", "changes"), VARIED, ids=lambda value: str(value)[:60])
+def test_layers_do_what_the_plan_says(model_type: str, changes: dict[str, Any]) -> None:
+    config = config_of(model_type, **copy.deepcopy(changes))
+    wrong = differences(config)
+    if model_type == COMPRESSED:
+        wrong = [line for line in wrong if "window 128, the plan says None" not in line]
+    assert not wrong
+    if not needed(model_type) and model_type not in NO_BARE:  # the same from a file without what the class works out
+        assert plan({"model_type": model_type, "num_hidden_layers": LAYERS, **changes}).runs == plan(config).runs
+
+
+UNSEEN = {
+    "chameleon": "its default configuration does not build",
+    "dbrx": "its default configuration does not build",
+    "diffusion_gemma_text": "its default configuration does not build",
+    "dots1": "its default configuration does not build",
+    "qwen3_omni_moe_talker_text": "its default configuration does not build",
+    "qwen4_exp_text": "its default configuration does not build",
+    "moonshine_streaming": "its default configuration does not build",
+    "hunyuan_vl_text": "its default configuration does not build",
+    "t5gemma2_text": "its default configuration does not build",
+    "t5gemma2_decoder": "its default configuration does not build",
+    "t5_gemma_module": "it is two towers with one configuration",
+    "cohere_compass_text": "its default configuration does not run",
+    "csm": "its default configuration does not run",
+    "kyutai_speech_to_text": "its default configuration does not run",
+    "zamba2": "its layers are listed",
+    "longcat_flash": "it has two attention layers in each layer",
+    "musicflamingo": "its own rotary keys are of the audio",
+    "moshi": "its window bounds the cache and is in no mask",
+    "unlimited_ocr_text": "its windows keep a prefix in sight",
+    COMPRESSED: "see above",
+}
+"""Model types whose layers cannot be compared this way, and why."""
+NOT_RUN = re.compile(
+    r"missing \d+ required positional|meta tensor|data-independent|has no attribute 'shape'|has no attribute 'unsqueeze'|input_features|"
+    r"pixel_values|input_ids|must be Tensor, not NoneType|too many values|not enough values|requires the \w+ library|No module named|"
+    r"was not found in your environment|no attention layer was seen"
+)
+"""What a model says that wants pictures, sound or values."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_all_layers_do_what_the_plan_says() -> None:
+    wrong, compared = {}, 0
+    for model_type, entry in model_defaults().items():
+        if "rope_parameters" not in entry or model_type in UNSEEN:
+            continue
+        try:
+            found = differences(config_of(model_type))
+        except Exception as error:
+            if not NOT_RUN.search(str(error)):
+                wrong[model_type] = [f"{type(error).__name__}: {error}"]
+            continue
+        compared += 1
+        if found:
+            wrong[model_type] = found
+    assert not wrong
+    assert compared >= 130
+
+
+# the softmax scale
+
+
+def scales(config: Any) -> set[float]:
+    """The scale that each attention layer of a model holds."""
+    found = {getattr(module, "scaling", None) for module in build(config).modules() if re.search("Attention|MLA", type(module).__name__)}
+    return {scale for scale in found if isinstance(scale, float)}
+
+
+@pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if family.where == "separate"] + ["llama", "glm", "gpt_oss"])
+def test_scaling_that_enters_the_softmax(model_type: str) -> None:
+    """YaRN's ``mscale_all_dim`` counts in the softmax scale of DeepSeek and its kin, and nowhere else."""
+    plain = config_of(model_type)
+    if importlib.util.find_spec(type(plain).__module__.replace("configuration_", "modeling_")) is None:
+        pytest.skip("a configuration without a model")
+    nested = any(isinstance(block, dict) for block in (plain.rope_parameters or {}).values())
+    if nested or plain.rope_parameters is None:
+        pytest.skip("blocks of its own for each kind of layer, or none")
+    base = {"rope_type": "default", "rope_theta": 1e4}
+    yarn = {**base, "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 0.7}
+    kept = {key: value for key, value in plain.rope_parameters.items() if key in ("mrope_section", "partial_rotary_factor")}
+    before, after = (config_of(model_type, rope_parameters={**block, **kept}) for block in (base, yarn))
+    (one,), (other,) = scales(before), scales(after)
+    ours = {layer.score_factor for layer, _ in plan(after).runs}
+    assert {layer.score_factor for layer, _ in plan(before).runs} == {1.0}
+    assert max(ours) == pytest.approx(other / one, rel=1e-12)
+
+
+# temperatures
+
+
+@pytest.mark.parametrize("model_type", ["ministral3", "mistral4"])
+def test_temperature_of_mistral(model_type: str) -> None:
+    module = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    config = config_of(model_type)
+    block = config.rope_parameters
+    floor = block["original_max_position_embeddings"]
+    positions = torch.tensor([0, 1, floor - 2, floor - 1, floor, floor + 1, 2 * floor - 1, 2 * floor, 10 * floor + 3])
+    theirs = module.get_llama_4_attn_scale(positions[None], block["llama_4_scaling_beta"], floor)
+    temperatures = {layer.temperature for layer, _ in plan(config).runs}
+    (ours,) = temperatures
+    assert isinstance(ours, LogTemperature)
+    assert torch.allclose(theirs.flatten().double(), ours(positions), rtol=1e-6, atol=0)  # theirs is float32
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_temperature_of_llama_4() -> None:
+    """Queries of layers that do not turn, tuned and not: their ratio is the temperature."""
+    module = importlib.import_module("transformers.models.llama4.modeling_llama4")
+    at = torch.arange(17)[None]  # it counts for itself, past tokens included
+    queries: dict[bool, Tensor] = {}
+
+    def attend(layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any) -> tuple[Tensor, None]:
+        queries[layer.attn_temperature_tuning] = query
+        return query.transpose(1, 2), None
+
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 4}
+    for tuned in (True, False):
+        config = transformers.CONFIG_MAPPING["llama4_text"](**sizes, floor_scale=7, attn_scale=0.3, attn_temperature_tuning=tuned)
+        config._attn_implementation = "eager"
+        torch.manual_seed(0)
+        layer = module.Llama4TextAttention(config, layer_idx=3)
+        hidden = torch.ones(1, at.shape[1], 32)
+        table = torch.ones(1, at.shape[1], 8, dtype=torch.complex64)
+        with pytest.MonkeyPatch.context() as patched, torch.no_grad():
+            patched.setattr(module, "eager_attention_forward", attend)
+            layer(hidden, position_embeddings=table, attention_mask=None, position_ids=at)
+        found = plan(config)
+        assert (found.layers[3].temperature is not None) == tuned and found.layers[0].temperature is None
+        if tuned:
+            ours = found.layers[3].temperature
+    assert ours is not None
+    ratio = (queries[True] / queries[False])[0, 0, :, 0].double()
+    assert torch.allclose(ratio, ours(at[0]), rtol=1e-6, atol=0)
+
+
+def test_roformer_turns_by_a_base_of_its_own() -> None:
+    """No key holds it: its table is the sinusoid of the paper, sines before cosines."""
+    config = transformers.CONFIG_MAPPING["roformer"](hidden_size=64, num_attention_heads=4, num_hidden_layers=1, max_position_embeddings=32)
+    module = importlib.import_module("transformers.models.roformer.modeling_roformer")
+    embedding = module.RoFormerSinusoidalPositionalEmbedding(32, 16)
+    embedding.weight = nn.Parameter(embedding.create_weight() if hasattr(embedding, "create_weight") else embedding.weight, False)
+    sin, cos = embedding(torch.Size((1, 9))).chunk(2, dim=-1)
+    ours = plan(config).rotary_table(torch.arange(9))
+    assert torch.allclose(ours.cos, cos.reshape(9, 8), atol=1e-6) and torch.allclose(ours.sin, sin.reshape(9, 8), atol=1e-6)
+
+
+def test_unknown_architectures_say_that_nothing_is_known() -> None:
+    found = plan({"model_type": "canine", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2})
+    assert found.layers[0].rotation is None and found.input is None
+    assert any(note.startswith("nothing here says how positions enter canine") for note in found.notes)
+    with pytest.raises(ConfigError, match="does not rotate"):
+        found.rotary_table(torch.arange(3))

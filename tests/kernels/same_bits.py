@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import Frequencies, RotaryTable, apply_rotary, apply_rotary_pair, rotary_table
+from posenc.core.apply import _overlaps
 
 F64, F32, BF16, F16 = DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
 INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
@@ -36,6 +37,6 @@ def check_pair(q: Tensor, k: Tensor, table: RotaryTable, k_table: RotaryTable | 
         turned = apply_rotary_pair(q, k, table, k_table, backend=backend, **settings)
         for x, mine, true in zip((q, k), turned, expected, strict=True):
             assert same(mine, true)
-            if x.is_contiguous() or x.stride(-1) == 1:  # otherwise torch.cat decides
+            if x.stride(-1) == 1 and not _overlaps(x):  # otherwise there is no order to keep
                 assert mine.stride() == true.stride()
         assert same(apply_rotary(k, table if k_table is None else k_table, backend=backend, **settings), expected[1])

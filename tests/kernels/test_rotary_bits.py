@@ -145,7 +145,7 @@ LAYOUTS = {
         randn(2, 1, 5, 8, dtype=d).expand(2, 4, 5, 8), randn(1, 1, 5, 8, dtype=d).expand(2, 3, 5, 8), table_of(AT, 4, t), {},
     ),
     "overlapping": lambda d, t: (
-        randn(100, dtype=d).as_strided((2, 3, 5, 8), (3, 2, 5, 1)), randn(40, dtype=d).unfold(0, 8, 4)[None, :5], table_of(AT[0], 4, t), {},
+        randn(100, dtype=d).as_strided((2, 3, 5, 8), (3, 2, 5, 1)), randn(40, dtype=d).unfold(0, 8, 4)[None, None, :5], table_of(AT[0], 4, t), {},
     ),
     "expanded table": lambda d, t: (
         randn(2, 3, 5, 8, dtype=d), randn(2, 3, 5, 8, dtype=d), RotaryTable(*(x.expand(5, 4) for x in table_of([9], 1, t))), {},

@@ -19,7 +19,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from posenc import BackendRefused, Geometric, MRoPE, RotaryTable, ShapeError, apply_rotary, axis_of_pair, explain, packed, rotary_table
+from posenc import (
+    BackendRefused,
+    Geometric,
+    MRoPE,
+    RotaryTable,
+    ShapeError,
+    apply_rotary,
+    axis_of_pair,
+    explain,
+    packed,
+    rotary_table,
+)
 from posenc.core import rotary_backends
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -63,7 +74,9 @@ class Cases:
     def table(self, *shape: int, dtype: torch.dtype = F32) -> tuple[Tensor, Tensor]:
         return table_of(*shape, dtype=dtype, device=self.device)
 
-    def expected(self, x: Tensor, table: tuple[Tensor, Tensor], pairing: str, first: int = 0, head_axis: int | None = -3) -> Tensor:
+    def expected(
+        self, x: Tensor, table: tuple[Tensor, Tensor], pairing: str, first: int = 0, head_axis: int | None = -3
+    ) -> Tensor:
         """The reference. Triton's interpreter cuts float32 off to bfloat16 where a GPU rounds."""
         settings = {"pairing": pairing, "start": first, "head_axis": head_axis, "backend": "reference"}
         if x.dtype == BF16 and self.device == "cpu":
@@ -85,7 +98,8 @@ class Cases:
             assert torch.equal(turned, self.expected(x, table, pairing, 6))
 
     @pytest.mark.parametrize("pairing", PAIRINGS)
-    def test_float32_is_within_two_roundings_of_the_truth(self, pairing):
+    def test_float32_is_within_two_roundings_of_the_truth(self, pairing, monkeypatch):
+        monkeypatch.setattr(self.kernel, "_TILE", 64)  # five tiles
         # one rounding of each product and one of the sum, 2⁻²⁴ each; to first order, hence the hair more
         x, (cos, sin) = self.tensor(1, 2, 40, 16), self.table(40, 8)
         (turned,) = self.rotate((x,), [(cos, sin)], pairing=pairing)
@@ -141,15 +155,22 @@ class Cases:
     def test_anything(self, data):
         draw = data.draw
         batch, seq, pairs = draw(st.integers(1, 2)), draw(st.integers(1, 33)), draw(st.integers(1, 9))
-        first, after, heads = draw(st.integers(0, 3)), draw(st.integers(0, 3)), draw(st.tuples(st.integers(1, 5), st.integers(1, 2)))
+        first, after, heads = (
+            draw(st.integers(0, 3)),
+            draw(st.integers(0, 3)),
+            draw(st.tuples(st.integers(1, 5), st.integers(1, 2))),
+        )
         pairing, head_axis = draw(st.sampled_from(PAIRINGS)), draw(st.sampled_from([-3, -2]))
-        dtype = draw(st.sampled_from(DTYPES))
+        dtype, tile, many = draw(st.sampled_from(DTYPES)), draw(st.sampled_from([32, 1024])), draw(st.sampled_from([1, 2**40]))
         xs = [self.tensor(batch, seq, n, first + 2 * pairs + after, dtype=dtype) for n in heads]
         if head_axis == -3:
             xs = [x.transpose(1, 2) if draw(st.booleans()) else x.transpose(1, 2).contiguous() for x in xs]
         own = [batch, seq] if draw(st.booleans()) else [seq]
         table = self.table(*own, pairs, dtype=self.kernel.WIDE[dtype])
-        turned = self.rotate(xs, [table, table], pairing=pairing, first=first, head_axis=head_axis)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.kernel, "_TILE", tile)
+            patch.setattr(self.kernel, "_MANY", many)
+            turned = self.rotate(xs, [table, table], pairing=pairing, first=first, head_axis=head_axis)
         for x, each in zip(xs, turned, strict=True):
             assert torch.equal(each, self.expected(x, table, pairing, first, head_axis))
 
@@ -193,13 +214,15 @@ class Cases:
         xs, tables = [self.tensor(1, 2, 3, 4), self.tensor(1, 1, 4, 3).mT], [*self.table(3, 2), *self.table(4, 2)]
         tables[2:] = (part[:3] for part in tables[2:])
         rest = None, None, None, True, 0, -3, False
-        operators, outs = torch.ops.posenc, [torch.empty_like(xs[0]), self.tensor(1, 1, 3, 4)]
-        checks = "test_schema", "test_faketensor"
-        torch.library.opcheck(operators.triton_rotary_inference, (xs, tables, *rest), test_utils=checks)
-        torch.library.opcheck(operators.triton_rotary_out, (xs, tables, *rest, outs), test_utils=checks)
-        needing = [x.requires_grad_() for x in xs]
         torch.library.opcheck(
-            operators.triton_rotary, (needing, tables, *rest), test_utils=(*checks, "test_autograd_registration")
+            torch.ops.posenc.triton_rotary_out,
+            (xs, tables, *rest, [torch.empty_like(xs[0]), self.tensor(1, 1, 3, 4)]),
+            test_utils="test_schema",
+        )
+        torch.library.opcheck(
+            torch.ops.posenc.triton_rotary,
+            ([x.requires_grad_() for x in xs], tables, *rest),
+            test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
         )
 
     # --- rows of a table ------------------------------------------------------------------------------------------------
@@ -231,13 +254,16 @@ class Cases:
         assert torch.equal(turned[..., 8:], x[..., 8:])
 
     @pytest.mark.parametrize("ends", [[0, 23], [0, 4, 4, 11, 12, 23], [0, 0, 7, 7], [0], [0, 30]])
-    def test_documents_laid_end_to_end(self, ends):
+    def test_documents_laid_end_to_end(self, ends, monkeypatch):
+        monkeypatch.setattr(self.kernel, "_TILE", 32)  # three tiles
         x, (cos, sin) = self.tensor(23, 2, 8), self.table(23, 4)
         boundaries = torch.tensor(ends, device=self.device, dtype=torch.int32)
         (turned,) = self.kernel.rotate_gathered((x,), (cos, sin), pairing="interleaved", cu_seqlens=boundaries, head_axis=-2)
         real = min(ends[-1], 23)
         positions = packed(torch.tensor([min(end, 23) for end in ends]), 23).positions[:real].to(self.device)
-        assert torch.equal(turned[:real], self.expected(x[:real], (cos[positions], sin[positions]), "interleaved", head_axis=-2))
+        assert torch.equal(
+            turned[:real], self.expected(x[:real], (cos[positions], sin[positions]), "interleaved", head_axis=-2)
+        )
         assert torch.equal(turned[real:], x[real:])  # padding
 
     def test_a_document_longer_than_the_table_is_not_a_number(self):
@@ -305,7 +331,8 @@ class TestOnCuda(Cases):
     def test_apply_rotary_uses_it(self, dtype):
         x, table = self.tensor(2, 3, 5, 8, dtype=dtype), RotaryTable(*self.table(5, 4))
         assert torch.equal(
-            apply_rotary(x, table, pairing="half", backend="triton"), apply_rotary(x, table, pairing="half", backend="reference")
+            apply_rotary(x, table, pairing="half", backend="triton"),
+            apply_rotary(x, table, pairing="half", backend="reference"),
         )
         verdicts = {verdict.backend: verdict for verdict in explain(apply_rotary, x, table, pairing="half")}
         assert verdicts["triton"].chosen
@@ -313,8 +340,15 @@ class TestOnCuda(Cases):
 
 # --- without a GPU ------------------------------------------------------------------------------------------------------
 
-COMPILE = """
+WITHOUT_A_GPU = """
 import re, sys, torch
+from posenc import RotaryTable, apply_rotary, explain
+
+x, table = torch.ones(1, 1, 2, 4), RotaryTable(torch.ones(2, 2), torch.ones(2, 2))
+apply_rotary(x, table, pairing="half")
+print(next(verdict.reason for verdict in explain(apply_rotary, x, table, pairing="half") if verdict.backend == "triton"))
+print("triton" in sys.modules)
+
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from posenc.kernels import triton_rotary
@@ -323,6 +357,8 @@ class Absent:
     def get_current_target(self):
         return GPUTarget("cuda", self.capability, 32)
     def get_current_device(self):
+        return 0
+    def get_current_stream(self, device):
         return 0
 
 class Compiled:
@@ -333,7 +369,7 @@ class Compiled:
 
 made, kernel = [], triton_rotary._turn
 driver.set_active(Absent())
-q, k, table = torch.empty(1, 32, 64, 128), torch.empty(1, 8, 64, 128), [torch.empty(64, 64)] * 2
+q, k, table = torch.empty(1, 4, 32, 64), torch.empty(1, 1, 32, 64), [torch.empty(32, 32)] * 2
 ends = torch.tensor([0, 64])
 for Absent.capability, dtype, ends, interleaved, options in (
     (80, torch.bfloat16, None, False, {}),
@@ -350,6 +386,13 @@ for Absent.capability, dtype, ends, interleaved, options in (
 """
 
 
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    result = in_a_new_process("-c", WITHOUT_A_GPU, TRITON_CACHE_DIR=str(tmp_path_factory.mktemp("triton")))
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
 @pytest.mark.skipif(INTERPRETED, reason="runs in the other process")
 class TestHere:
     """What holds in a process where Triton compiles, on a machine without a GPU."""
@@ -359,25 +402,13 @@ class TestHere:
         assert result.returncode == 0, result.stdout + result.stderr
         assert re.search(r"\d\d passed", result.stdout), result.stdout
 
-    def test_it_compiles_without_fused_multiply_add_in_words_of_16_bytes(self, tmp_path):
-        result = in_a_new_process("-c", COMPILE, TRITON_CACHE_DIR=str(tmp_path))
-        assert result.returncode == 0, result.stderr
-        plain, documents, fused = (tuple(map(int, line.split())) for line in result.stdout.splitlines())
+    def test_the_cpu_never_loads_triton(self, output):
+        assert output[:2] == ["refuses: it needs CUDA, and the tensors are on cpu", "False"]
+
+    def test_it_compiles_without_fused_multiply_add_in_words_of_16_bytes(self, output):
+        plain, documents, fused = (tuple(map(int, line.split())) for line in output[2:])
         assert plain == documents == (0, 0)
         assert fused[0] > 0  # what the first two would be if they were allowed
-
-    def test_the_cpu_never_loads_triton(self):
-        script = """
-import sys, torch
-from posenc import RotaryTable, apply_rotary, explain
-x, table = torch.ones(1, 1, 2, 4), RotaryTable(torch.ones(2, 2), torch.ones(2, 2))
-apply_rotary(x, table, pairing="half")
-print(explain(apply_rotary, x, table, pairing="half"))
-print("triton" in sys.modules)
-"""
-        result = in_a_new_process("-W", "error", "-c", script)
-        assert "it needs CUDA, and the tensors are on cpu" in result.stdout, result.stderr
-        assert result.stdout.split()[-1] == "False"
 
     def test_the_cpu_is_refused(self):
         x, table = torch.ones(1, 1, 2, 4), RotaryTable(torch.ones(2, 2), torch.ones(2, 2))
@@ -401,8 +432,8 @@ print("triton" in sys.modules)
             monkeypatch.setattr(rotary_backends, "outside_eager", lambda call: None)
             assert refusal(x) is None
             assert "not torch.float8_e4m3fn" in refusal(x.to(torch.float8_e4m3fn))
-            assert "not torch.float32, torch.float16" in refusal(x, x.half())
-            assert refusal(x[None, None]) == "it serves tensors of at most 5 axes"
+            assert "not torch.float16, torch.float32" in refusal(x, x.half())
+            assert refusal(torch.empty(1, 1, 1, 2, 5, 8, device="cuda:0")) == "it serves tensors of at most 5 axes"
             wider = RotaryTable(*(torch.empty(5, 2, device="cuda:0") for _ in range(2)))
             both = RotaryTable(*(torch.empty(5, 4, device="cuda:0") for _ in range(2))), wider
             assert backend.refusal(rotary_backends.RotaryCall((x, x), both, "half", -3, 0)) == "the tables differ in width"

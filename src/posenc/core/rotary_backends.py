@@ -155,7 +155,7 @@ class Triton(RotaryBackend):
             return f"triton cannot be imported ({error})"
         dtypes = {x.dtype for x in call.tensors}
         if len(dtypes) > 1 or not dtypes <= set(triton_rotary.WIDE):
-            return f"it serves one of float32, float64, bfloat16 and float16 at a time, not {', '.join(map(str, dtypes))}"
+            return f"it serves one of float32, float64, bfloat16 and float16 at a time, not {', '.join(sorted(map(str, dtypes)))}"
         if max(x.ndim for x in call.tensors) > triton_rotary.MOST_AXES:
             return f"it serves tensors of at most {triton_rotary.MOST_AXES} axes"
         if len({table.cos.shape[-1] for table in call.tables}) > 1:

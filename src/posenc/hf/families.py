@@ -121,7 +121,7 @@ FAMILIES: dict[str, Family] = {
         ("deepseek_v2", "deepseek_v32", "glm_moe_dsa", "axk2", "bailing_hybrid", "longcat_flash"), _MLA_NEIGHBOURS
     ),
     "hy_v4": Family(where="separate", mscale=True),
-    "minicpm3": Family(where="separate"),
+    "minicpm3": Family(where="separate", mscale=True),
     "mistral4": replace(_MLA, temperature="ministral"),
     "mistral_large4_text": replace(
         _MLA_NEIGHBOURS, turns="flags", remark="its frequencies are learned: the table here is the one before training"

@@ -93,14 +93,22 @@ def _kinds_by_rule(keys: Keys, rule: Mapping[str, Any] | None, depth: int) -> li
         cycle = list(rule["list"])
     else:
         cycle = list(rule.get("prefix", ())) + list(rule["cycle"]) * (depth // len(rule["cycle"]) + 1)
-    period = keys.integer(
-        "sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers", "layer_group_size", most=MAX_LAYERS
-    )
-    if period and len(rule.get("cycle", ())) > 1 and set(rule["cycle"][:-1]) != {rule["cycle"][-1]}:
-        cycle = ([rule["cycle"][0]] * (period - 1) + [rule["cycle"][-1]]) * (depth // period + 1)
+    period = keys.integer(rule["period"], most=MAX_LAYERS) if "period" in rule else None
+    special = [i for i, kind in enumerate(rule.get("cycle", ())) if kind == "full_attention"]
+    if period and len(special) == 1 and len(rule["cycle"]) > 1:  # one layer of each period attends to all: its first or its last
+        other = rule["cycle"][-1 if special == [0] else 0]
+        one = ["full_attention"] + [other] * (period - 1)
+        cycle = (one if special == [0] else one[::-1]) * (depth // period + 1)
     if keys.flag("use_sliding_window"):
         start = keys.integer("max_window_layers", least=0) or 0
         cycle = ["full_attention" if i < start else "sliding_attention" for i in range(depth)]
+    flags = keys.items("no_rope_layers", of=(int, bool)) if "chunked_attention" in cycle else None
+    if flags:  # Llama 4
+        cycle = ["chunked_attention" if flag else "full_attention" for flag in flags]
+    dense = keys.integer("first_k_dense_replace", least=0, most=MAX_LAYERS) if keys.model_type == "cohere2_moe" else None
+    if dense:
+        period = keys.integer("prefix_dense_sliding_window_pattern", most=MAX_LAYERS) or 1
+        cycle = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(min(dense, depth))] + cycle
     kinds = (cycle + ["full_attention"] * depth)[:depth]
     if rule.get("from_end"):
         kinds.reverse()

@@ -21,6 +21,7 @@ OLD_NAMES = {  # model types whose version 4 keys for the base and the share wer
 LOCAL_BASE = {  # model types with a version 4 key for the base of sliding layers: its name, and that of the others
     **dict.fromkeys(("gemma3_text", "gemma3n_text"), ("rope_local_base_freq", "rope_theta")),
     **dict.fromkeys(("modernbert", "modernbert-decoder"), ("local_rope_theta", "global_rope_theta")),
+    "olmo3": ("rope_theta", "rope_theta"),
 }
 
 
@@ -80,12 +81,13 @@ def _version_4(block: dict[str, Any], model_type: str, fixed: dict[str, Any]) ->
 
 def _version_4_nested(block: dict[str, Any], model_type: str) -> dict[str, Any]:
     kinds = {"sliding_attention", "full_attention"}
-    if model_type not in LOCAL_BASE or set(block) != kinds or None in block.values():
+    local_key, other_key = LOCAL_BASE.get(model_type, ("", ""))
+    unsaid = not local_key or set(block) != kinds or None in block.values()
+    if unsaid or (local_key == other_key and len({inner.get("rope_theta") for inner in block.values()}) > 1):
         raise ConfigError(
             f"to_config: rope_parameters with a block for each of {', '.join(block)} in version 4 of {model_type!r}. Expected one block for "
             "all layers, or a model with an old key for the base of sliding layers. Write version 5."
         )
-    local_key, other_key = LOCAL_BASE[model_type]
     sliding, full = dict(block["sliding_attention"]), dict(block["full_attention"])
     written = {local_key: sliding.pop("rope_theta"), other_key: full.pop("rope_theta")}
     if sliding.get("rope_type", "default") != "default":

@@ -20,10 +20,14 @@
 #define INLINE static inline
 #endif
 
-/* One body, compiled for several processors; the fastest that runs is chosen when the library is loaded. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__) && __GNUC__ >= 12 && \
-    !defined(__SANITIZE_ADDRESS__)
-#define VERSIONS __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+/* One body, compiled for two processors; the faster that runs is chosen when the library is loaded. Neither has a fused
+ * multiply-add, and a build for a processor that has one must not see pairs as complex numbers: GCC 12 then makes
+ * vfmaddsub of two products and a difference, whatever -ffp-contract says. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-tree-slp-vectorize")
+#endif
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
+#define VERSIONS __attribute__((target_clones("default", "avx2")))
 #else
 #define VERSIONS
 #endif
@@ -43,7 +47,7 @@
 #endif
 
 #define MAX_AXES 8
-#define TILE_BYTES 16384   /* of the table: half of a first-level cache */
+#define TILE_BYTES 131072  /* of the table: a quarter of a second-level cache; smaller tiles break the streams of x and out */
 #define SERIAL_BYTES 65536 /* less work than this is done by the calling thread */
 
 /* Numbers at any address: torch.frombuffer with an odd offset makes tensors that are not aligned. */

@@ -144,19 +144,20 @@ def _turn(
 ):  # fmt: skip
     """Turn one tensor or two, the programs of the first before those of the second."""
     program = tl.program_id(0)
-    if TENSORS == 1:
-        _turn_tile(
-            program, q, length, row_step, axis_of_pair, documents, bisections,
-            CHANNELS, FIRST, PAIRS, ROWS, HEADS, BLOCK, REST, INTERLEAVED, TRANSPOSED, LOOKUP,
-        )  # fmt: skip
-    elif program < programs:
-        _turn_tile(
-            program, q, length, row_step, axis_of_pair, documents, bisections,
-            CHANNELS, FIRST, PAIRS, ROWS, HEADS, BLOCK, REST, INTERLEAVED, TRANSPOSED, LOOKUP,
-        )  # fmt: skip
+    if TENSORS == 2:
+        if program < programs:
+            _turn_tile(
+                program, q, length, row_step, axis_of_pair, documents, bisections,
+                CHANNELS, FIRST, PAIRS, ROWS, HEADS, BLOCK, REST, INTERLEAVED, TRANSPOSED, LOOKUP,
+            )  # fmt: skip
+        else:
+            _turn_tile(
+                program - programs, k, length, row_step, axis_of_pair, documents, bisections,
+                CHANNELS, FIRST, PAIRS, ROWS, HEADS, BLOCK, REST, INTERLEAVED, TRANSPOSED, LOOKUP,
+            )  # fmt: skip
     else:
         _turn_tile(
-            program - programs, k, length, row_step, axis_of_pair, documents, bisections,
+            program, q, length, row_step, axis_of_pair, documents, bisections,
             CHANNELS, FIRST, PAIRS, ROWS, HEADS, BLOCK, REST, INTERLEAVED, TRANSPOSED, LOOKUP,
         )  # fmt: skip
 
@@ -275,7 +276,7 @@ def _check(xs: Sequence[Tensor], tables: Sequence[Tensor], first: int, name: str
     wide = WIDE.get(xs[0].dtype)
     if len(dtypes) > 1 or wide is None or any(part.dtype != wide for part in tables):
         raise TypeError(
-            f"{name}: tensors of {', '.join(map(str, dtypes))} with tables of {', '.join(map(str, {t.dtype for t in tables}))}. Expected "
+            f"{name}: tensors of {', '.join(sorted(map(str, dtypes)))} with tables of {', '.join(sorted({str(t.dtype) for t in tables}))}. Expected "
             "float32, bfloat16 or float16 with float32 tables, or float64 with float64. Cast the tables."
         )
     if len({t.device for t in (*xs, *tables)}) > 1:
@@ -285,7 +286,12 @@ def _check(xs: Sequence[Tensor], tables: Sequence[Tensor], first: int, name: str
         )
     widths = {x.shape[-1] for x in xs}
     pairs = {part.shape[-1] for part in tables}
-    if len(widths) > 1 or len(pairs) > 1 or not 0 <= first <= min(widths) - 2 * max(pairs) or max(x.ndim for x in xs) > MOST_AXES:
+    if (
+        len(widths) > 1
+        or len(pairs) > 1
+        or not 0 <= first <= min(widths) - 2 * max(pairs)
+        or max(x.ndim for x in xs) > MOST_AXES
+    ):
         raise ShapeError(
             f"{name}: {', '.join(map(str, sorted(pairs)))} pairs from channel {first} in tensors of shapes "
             f"{', '.join(str(tuple(x.shape)) for x in xs)}. Expected one width with first + 2·pairs channels or more, at most {MOST_AXES} "
@@ -327,7 +333,9 @@ def _run(
         torch.autograd.graph.increment_version([out for out in outs if not out.is_inference()])  # those count no versions
         return list(outs)
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in xs)
-    turned: list[Tensor] = (torch.ops.posenc.triton_rotary if needs_gradient else torch.ops.posenc.triton_rotary_inference)(*given)
+    turned: list[Tensor] = (torch.ops.posenc.triton_rotary if needs_gradient else torch.ops.posenc.triton_rotary_inference)(
+        *given
+    )
     return turned
 
 
@@ -414,7 +422,7 @@ def _new(xs: list[Tensor]) -> list[Tensor]:
 
 def _turn_new(xs: list[Tensor], *rest: Any) -> list[Tensor]:
     outs = _new(xs)
-    _turn_into(xs, *rest, outs)
+    _turn_into(*(xs, *rest, outs))
     return outs
 
 
