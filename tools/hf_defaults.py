@@ -90,7 +90,11 @@ def layer_pattern(config_class: Any, instance: Any) -> dict[str, Any] | None:
             for period in range(1, 9):
                 rest = body[prefix:]
                 if all(kind == rest[i % period] for i, kind in enumerate(rest)):
-                    rule: dict[str, Any] = {"prefix": types[:prefix], "cycle": rest[:period], "last": types[-1] if fixed_last else None}
+                    rule: dict[str, Any] = {
+                        "prefix": types[:prefix],
+                        "cycle": rest[:period],
+                        "last": types[-1] if fixed_last else None,
+                    }
                     rule["period"] = period_key(config_class, types) if len(set(types)) > 1 else None
                     return {key: value for key, value in rule.items() if value}
     return {"list": list(instance.layer_types)}

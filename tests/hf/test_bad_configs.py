@@ -193,11 +193,15 @@ def test_what_nothing_reads_inside_a_block_is_named() -> None:
 
 def test_many_layers_cost_nothing(tmp_path: Path) -> None:
     deep = plan({**LLAMA, "num_hidden_layers": 100_000})
-    assert len(deep.runs) == 1 and len(deep.layers) == 100_000
+    assert len(deep.runs) == 1
+    assert len(deep.layers) == 100_000
     gemma = plan({**LLAMA, "model_type": "gemma3_text", "num_hidden_layers": 100_000})
-    assert gemma.layers[99_995].kind == "full_attention" and len(str(gemma)) < 2000
+    assert gemma.layers[99_995].kind == "full_attention"
+    assert len(str(gemma)) < 2000
     bases = [float(1000 + i) for i in range(5000)]
-    refused({**LLAMA, "num_hidden_layers": 5000, "layer_rope_theta": bases}, "more than 1000 layers that differ from all others")
+    refused(
+        {**LLAMA, "num_hidden_layers": 5000, "layer_rope_theta": bases}, "more than 1000 layers that differ from all others"
+    )
 
 
 def test_a_path_and_its_content_are_the_same(tmp_path: Path) -> None:

@@ -91,10 +91,15 @@ def test_each_default_that_changes_the_result_is_named() -> None:
 def test_the_file_is_what_the_tool_writes() -> None:
     path = Path(__file__).parents[2] / "tools" / "hf_defaults.py"
     spec = importlib.util.spec_from_file_location("hf_defaults", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     kept = json.loads((files("posenc.hf") / "defaults.json").read_text(encoding="utf-8"))
     assert kept["transformers"] == "5.24.0"
-    made = {name: entry for name in sorted(transformers.CONFIG_MAPPING) if (entry := tool.describe(transformers.CONFIG_MAPPING[name]))}
+    made = {
+        name: entry
+        for name in sorted(transformers.CONFIG_MAPPING)
+        if (entry := tool.describe(transformers.CONFIG_MAPPING[name]))
+    }
     assert json.loads(json.dumps(made)) == kept["models"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from pathlib import Path
@@ -39,7 +40,9 @@ WORDS = sorted(
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
-    st.sampled_from([0, 1, 2, 3, 4, 7, 8, 16, 64, 128, 4096, 131072, -1, 10**9, 2**53 + 1, 10**400, 0.5, 1.0, 8.0, 1e4, 1e-320, 1e308]),
+    st.sampled_from(
+        [0, 1, 2, 3, 4, 7, 8, 16, 64, 128, 4096, 131072, -1, 10**9, 2**53 + 1, 10**400, 0.5, 1.0, 8.0, 1e4, 1e-320, 1e308]
+    ),
     st.sampled_from([float("nan"), float("inf"), -float("inf"), -0.0, 0.1 + 0.2j, b"8", frozenset({1}), object()]),
     st.sampled_from(WORDS),
     st.integers(),
@@ -47,7 +50,9 @@ SCALARS = st.one_of(
 )
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.one_of(st.lists(inner, max_size=5), st.dictionaries(st.sampled_from(KEYS + WORDS[:20]), inner, max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=5), st.dictionaries(st.sampled_from(KEYS + WORDS[:20]), inner, max_size=5)
+    ),
     max_leaves=12,
 )
 
@@ -83,10 +88,8 @@ def use(found: PositionPlan) -> None:
     """All that a plan offers, on small positions."""
     assert max((len(line) for line in str(found).splitlines()), default=0) <= 200
     for version in (4, 5):
-        try:
+        with contextlib.suppress(ConfigError):
             found.to_config(version)
-        except ConfigError:
-            pass
     total = len(found.layers)
     for index in {0, total // 2, total - 1} & set(range(total)):
         rotation = found.layers[index].rotation
@@ -98,21 +101,26 @@ def use(found: PositionPlan) -> None:
             table = found.rotary_table(torch.arange(3).reshape(3, *[1] * (len(shape) - 1)).expand(shape), layer=index)
         except ConfigError:
             continue
-        assert table.cos.isfinite().all() and table.sin.isfinite().all()
+        assert table.cos.isfinite().all()
+        assert table.sin.isfinite().all()
 
 
 def answers(config: object) -> None:
     try:
         found = plan(config)
-    except ConfigError as error:
-        assert str(error).startswith("plan: ") and "Expected" in str(error) and len(str(error)) < 2000
+    except ConfigError as refusal:
+        said = str(refusal)
+    else:
+        use(found)
+        for part in found.parts.values():
+            use(part)
         return
-    use(found)
-    for part in found.parts.values():
-        use(part)
+    assert said.startswith("plan: ")
+    assert "Expected" in said
+    assert len(said) < 2000
 
 
-quick = settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
 @quick

@@ -53,11 +53,12 @@ class Seen:
 def needed(model_type: str) -> dict[str, Any]:
     """What a default configuration lacks before a model can be built from it."""
     return {
-        **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"), {"head_dim": 128}),
+        **{key: {"head_dim": 128} for key in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
         "glm4v_moe_text": {"head_dim": 128, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-        **dict.fromkeys(
-            ("glm4v_text", "glm_image_text"), {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}
-        ),
+        **{
+            key: {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+            for key in ("glm4v_text", "glm_image_text")
+        },
         "glm4_moe": {"head_dim": 128},
         "nemotron": {"num_key_value_heads": 8},
         "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy"},
@@ -152,7 +153,13 @@ def watched(sources: list[ModuleType], seen: dict[int, Seen], within: list[int])
         return called
 
     def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, scaling: Any = None, **more: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any = None,
+        scaling: Any = None,
+        **more: Any,
     ) -> Any:
         if within:
             layer = seen[within[-1]]
@@ -167,7 +174,9 @@ def watched(sources: list[ModuleType], seen: dict[int, Seen], within: list[int])
             mask = torch.empty(1, 1, SEQ, SEQ, device="meta")
             width = getattr(config, "sliding_window", None) if "sliding" in name else None
             both = "bidirectional" in name
-            masks[id(mask)] = (2 * width + 1 if both else 2 * width - 1 if kwargs.get("or_mask_function") else width) if width else None
+            masks[id(mask)] = (
+                (2 * width + 1 if both else 2 * width - 1 if kwargs.get("or_mask_function") else width) if width else None
+            )
             kept.append(mask)  # an id is only good while its object lives
             return mask
 
@@ -217,7 +226,7 @@ def planes(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[frozen
     there = turned.abs().round().long() - 1
     pairs = frozenset(frozenset((a, b)) for a, b in zip(here.tolist(), there.tolist(), strict=True) if a != b)
     first = [i for i in range(width) if here[i] != there[i]]
-    backwards = bool(first) and here[first[0]] == 0 and turned[first[0]] > 0
+    backwards = bool(first) and bool(here[first[0]] == 0 and turned[first[0]] > 0)
     return pairs, backwards, width, table
 
 
@@ -251,7 +260,9 @@ def differences(config: Any, source: object | None = None) -> list[str]:
             inside = theirs.width >= rotation.head_dim and theirs.width != rotation.rotary_dim
             first = rotation.start if inside else 0
             if theirs.planes != expected_planes(rotation.pairing, first, rotation.rotary_dim):
-                wrong.append(f"layer {index}: planes {sorted(map(sorted, theirs.planes or ()))[:2]}, the plan says {rotation.pairing}")
+                wrong.append(
+                    f"layer {index}: planes {sorted(map(sorted, theirs.planes or ()))[:2]}, the plan says {rotation.pairing}"
+                )
             if tables.setdefault(theirs.table, rotation) != rotation:
                 wrong.append(f"layer {index}: the same table as a layer with another rotation in the plan")
         if theirs.window != ours.window:
@@ -341,6 +352,7 @@ UNSEEN = {
     "csm": "its default configuration does not run",
     "kyutai_speech_to_text": "its default configuration does not run",
     "zamba2": "its layers are listed",
+    "dots3_note_vision_encoder": "its layers are listed",
     "longcat_flash": "it has two attention layers in each layer",
     "musicflamingo": "its own rotary keys are of the audio",
     "moshi": "its window bounds the cache and is in no mask",
@@ -381,11 +393,17 @@ def test_all_layers_do_what_the_plan_says() -> None:
 
 def scales(config: Any) -> set[float]:
     """The scale that each attention layer of a model holds."""
-    found = {getattr(module, "scaling", None) for module in build(config).modules() if re.search("Attention|MLA", type(module).__name__)}
+    found = {
+        getattr(module, "scaling", None)
+        for module in build(config).modules()
+        if re.search("Attention|MLA", type(module).__name__)
+    }
     return {scale for scale in found if isinstance(scale, float)}
 
 
-@pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if family.where == "separate"] + ["llama", "glm", "gpt_oss"])
+@pytest.mark.parametrize(
+    "model_type", [name for name, family in FAMILIES.items() if family.where == "separate"] + ["llama", "glm", "gpt_oss"]
+)
 def test_scaling_that_enters_the_softmax(model_type: str) -> None:
     """YaRN's ``mscale_all_dim`` counts in the softmax scale of DeepSeek and its kin, and nowhere else."""
     plain = config_of(model_type)
@@ -395,7 +413,14 @@ def test_scaling_that_enters_the_softmax(model_type: str) -> None:
     if nested or plain.rope_parameters is None:
         pytest.skip("blocks of its own for each kind of layer, or none")
     base = {"rope_type": "default", "rope_theta": 1e4}
-    yarn = {**base, "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 0.7}
+    yarn = {
+        **base,
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.7,
+    }
     kept = {key: value for key, value in plain.rope_parameters.items() if key in ("mrope_section", "partial_rotary_factor")}
     before, after = (config_of(model_type, rope_parameters={**block, **kept}) for block in (base, yarn))
     (one,), (other,) = scales(before), scales(after)
@@ -434,7 +459,9 @@ def test_temperature_of_llama_4() -> None:
 
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 4}
     for tuned in (True, False):
-        config = transformers.CONFIG_MAPPING["llama4_text"](**sizes, floor_scale=7, attn_scale=0.3, attn_temperature_tuning=tuned)
+        config = transformers.CONFIG_MAPPING["llama4_text"](
+            **sizes, floor_scale=7, attn_scale=0.3, attn_temperature_tuning=tuned
+        )
         config._attn_implementation = "eager"
         torch.manual_seed(0)
         layer = module.Llama4TextAttention(config, layer_idx=3)
@@ -444,7 +471,8 @@ def test_temperature_of_llama_4() -> None:
             patched.setattr(module, "eager_attention_forward", attend)
             layer(hidden, position_embeddings=table, attention_mask=None, position_ids=at)
         found = plan(config)
-        assert (found.layers[3].temperature is not None) == tuned and found.layers[0].temperature is None
+        assert (found.layers[3].temperature is not None) == tuned
+        assert found.layers[0].temperature is None
         if tuned:
             ours = found.layers[3].temperature
     assert ours is not None
@@ -454,18 +482,31 @@ def test_temperature_of_llama_4() -> None:
 
 def test_roformer_turns_by_a_base_of_its_own() -> None:
     """No key holds it: its table is the sinusoid of the paper, sines before cosines."""
-    config = transformers.CONFIG_MAPPING["roformer"](hidden_size=64, num_attention_heads=4, num_hidden_layers=1, max_position_embeddings=32)
+    config = transformers.CONFIG_MAPPING["roformer"](
+        hidden_size=64, num_attention_heads=4, num_hidden_layers=1, max_position_embeddings=32
+    )
     module = importlib.import_module("transformers.models.roformer.modeling_roformer")
     embedding = module.RoFormerSinusoidalPositionalEmbedding(32, 16)
-    embedding.weight = nn.Parameter(embedding.create_weight() if hasattr(embedding, "create_weight") else embedding.weight, False)
+    embedding.weight = nn.Parameter(
+        embedding.create_weight() if hasattr(embedding, "create_weight") else embedding.weight, False
+    )
     sin, cos = embedding(torch.Size((1, 9))).chunk(2, dim=-1)
     ours = plan(config).rotary_table(torch.arange(9))
-    assert torch.allclose(ours.cos, cos.reshape(9, 8), atol=1e-6) and torch.allclose(ours.sin, sin.reshape(9, 8), atol=1e-6)
+    assert torch.allclose(ours.cos, cos.reshape(9, 8), atol=1e-6)
+    assert torch.allclose(ours.sin, sin.reshape(9, 8), atol=1e-6)
 
 
 def test_unknown_architectures_say_that_nothing_is_known() -> None:
     found = plan({"model_type": "canine", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2})
-    assert found.layers[0].rotation is None and found.input is None
+    assert found.layers[0].rotation is None
+    assert found.input is None
     assert any(note.startswith("nothing here says how positions enter canine") for note in found.notes)
     with pytest.raises(ConfigError, match="does not rotate"):
         found.rotary_table(torch.arange(3))
+
+
+def test_the_one_that_turns_the_other_way() -> None:
+    for model_type, backwards in (("nanochat", True), ("llama", False), ("glm", False)):
+        config = config_of(model_type)
+        assert {layer.backwards for layer in observe(config).values()} == {backwards}
+        assert any("turns the other way" in note for note in plan(config).notes) == backwards

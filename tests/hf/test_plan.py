@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -59,14 +60,18 @@ def test_llama_3_1() -> None:
     assert pair(found, 40) == close(3.428102195952591e-05)
     plain = [1 / 5e5 ** (2 * i / 128) for i in range(64)]
     assert [pair(found, i) for i in (0, 28, 35, 63)] == close([plain[0], plain[28], plain[35] / 8, plain[63] / 8], 14)
-    assert plain[29] / 8 < pair(found, 29) < plain[29] and plain[34] / 8 < pair(found, 34) < plain[34]
+    assert plain[29] / 8 < pair(found, 29) < plain[29]
+    assert plain[34] / 8 < pair(found, 34) < plain[34]
     assert (found.trained_length, found.max_length, found.notes) == (8192, 131072, ())
 
 
 def test_gpt_oss() -> None:
     found = of("gpt-oss-20b")
     rule = rotation(found).schedule
-    assert isinstance(rule, YaRN) and rule.rounding == "none" and rule.original_length == 4096 and rule.factor == 32
+    assert isinstance(rule, YaRN)
+    assert rule.rounding == "none"
+    assert rule.original_length == 4096
+    assert rule.factor == 32
     assert [pair(found, i) for i in (10, 17)] == [close(0.01933500112654036), pytest.approx(1.293187e-04, rel=1e-6)]
     assert [found.layers[i].window for i in range(4)] == [128, None, 128, None]
     assert rotation(found).head_dim == 64  # not 2880 / 64
@@ -74,8 +79,14 @@ def test_gpt_oss() -> None:
 
 def test_gemma_3() -> None:
     found = of("gemma-3-27b-it")
-    assert [i for i, kind in enumerate(found.layers[i].kind for i in range(62)) if kind == "full_attention"] == list(range(5, 62, 6))
-    assert (rotation(found, 0).schedule, found.layers[0].window, found.layers[0].entry) == (Geometric(1e4), 1024, "sliding_attention")
+    assert [i for i, kind in enumerate(found.layers[i].kind for i in range(62)) if kind == "full_attention"] == list(
+        range(5, 62, 6)
+    )
+    assert (rotation(found, 0).schedule, found.layers[0].window, found.layers[0].entry) == (
+        Geometric(1e4),
+        1024,
+        "sliding_attention",
+    )
     assert (rotation(found, 5).schedule, found.layers[5].window) == (Linear(Geometric(1e6), 8.0), None)
 
 
@@ -95,7 +106,8 @@ def test_deepseek_v3() -> None:
     found = of("deepseek-v3")
     turning = rotation(found, 60)
     assert (turning.head_dim, turning.rotary_dim, turning.start, turning.pairing) == (192, 64, 128, "interleaved")
-    assert isinstance(turning.schedule, YaRN) and turning.schedule.resolved_amplitude == 1.0  # mscale over itself
+    assert isinstance(turning.schedule, YaRN)
+    assert turning.schedule.resolved_amplitude == 1.0
     assert found.layers[60].score_factor == close((0.1 * math.log(40) + 1) ** 2, 14)
     assert found.trained_length == 4096
 
@@ -105,26 +117,32 @@ def test_olmo_3() -> None:
     found = of("olmo-3.1-32b-instruct")
     assert (rotation(found, 0).schedule, found.layers[0].window) == (Geometric(5e5), 4096)
     scaled = rotation(found, 3).schedule
-    assert isinstance(scaled, YaRN) and scaled.resolved_amplitude == 1.2079441541679836 == close(0.1 * math.log(8) + 1, 15)
+    assert isinstance(scaled, YaRN)
+    assert scaled.resolved_amplitude == 1.2079441541679836 == close(0.1 * math.log(8) + 1, 15)
 
 
 def test_qwen_2_5_vl() -> None:
     found = of("qwen2.5-vl-7b-instruct")
     axes = rotation(found).axes
-    assert axes is not None and axes.names == ("t", "h", "w")
-    assert axes.of_pair == (0,) * 16 + (1,) * 24 + (2,) * 24 and rotation(found).schedule == Geometric(1e6)
+    assert axes is not None
+    assert axes.names == ("t", "h", "w")
+    assert axes.of_pair == (0,) * 16 + (1,) * 24 + (2,) * 24
+    assert rotation(found).schedule == Geometric(1e6)
     assert found.layers[0].window is None  # use_sliding_window is false
     tower = found.parts["vision_config"]
     picture = rotation(tower)
     assert (len(tower.layers), picture.head_dim, picture.schedule) == (32, 80, Geometric(1e4))
-    assert picture.axes is not None and picture.axes.of_pair == (0,) * 20 + (1,) * 20
+    assert picture.axes is not None
+    assert picture.axes.of_pair == (0,) * 20 + (1,) * 20
 
 
 def test_phi_4() -> None:
     """The original length stands beside the block; the share of 0.75 leaves 48 pairs for 48 factors."""
     found = of("phi-4-multimodal")
     rule = rotation(found).schedule
-    assert isinstance(rule, LongRoPE) and rotation(found).rotary_dim == 96 and rule.original_length == 4096
+    assert isinstance(rule, LongRoPE)
+    assert rotation(found).rotary_dim == 96
+    assert rule.original_length == 4096
     frequencies = rotation(found).frequencies
     assert frequencies(length=4096).amplitude == close(1.1902380714238083) == frequencies(length=4097).amplitude
     plain = [1 / 1e4 ** (2 * i / 96) for i in range(48)]
@@ -143,7 +161,9 @@ def test_partial_rotary() -> None:
 def test_smollm_3_has_layers_that_do_not_turn() -> None:
     found = of("smollm3-3b")
     assert [i for i in range(36) if found.layers[i].rotation is None] == list(range(3, 36, 4))
-    with pytest.raises(ConfigError, match=r"rotary_table: layer 3 of 'smollm3' does not rotate\. .*Layer 0 is the first that does"):
+    with pytest.raises(
+        ConfigError, match=r"rotary_table: layer 3 of 'smollm3' does not rotate\. .*Layer 0 is the first that does"
+    ):
         found.rotary_table(torch.arange(3), layer=3)
 
 
@@ -162,7 +182,8 @@ def test_input_tables() -> None:
     assert of("gpt2-large").input == InputTable("learned", 1024)
     assert of("deberta-v3-base").input is None  # position_biased_input is false
     whisper = of("whisper-large-v2")
-    assert whisper.input == InputTable("learned", 448) and whisper.trained_length == 448
+    assert whisper.input == InputTable("learned", 448)
+    assert whisper.trained_length == 448
     assert whisper.parts["encoder"].input == InputTable("sinusoidal", 1500, layout="concatenated")
     for name in ("bert-base-uncased", "gpt2-large", "whisper-large-v2"):
         assert all(layer.rotation is None for layer, _ in of(name).runs)
@@ -175,9 +196,11 @@ def test_score_biases() -> None:
     assert deberta == BiasRule("deberta", 12, (("farthest", 512), ("buckets", 256), ("terms", "p2c|c2p")))
     assert of("swin-tiny-p4-w7-224").layers[0].bias == BiasRule("swin", None, (("window", 7),))
     falcon = of("falcon-7b")
-    assert falcon.layers[0].bias is None and rotation(falcon).head_dim == 64
+    assert falcon.layers[0].bias is None
+    assert rotation(falcon).head_dim == 64
     asked = plan({**json.loads((CONFIGS / "falcon-7b.json").read_text()), "alibi": True})
-    assert asked.layers[0].bias == BiasRule("alibi", 71) and asked.layers[0].rotation is None
+    assert asked.layers[0].bias == BiasRule("alibi", 71)
+    assert asked.layers[0].rotation is None
 
 
 def test_tables_of_rows() -> None:
@@ -185,9 +208,19 @@ def test_tables_of_rows() -> None:
     sizes = {"model_type": "roberta", "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}
     for pad, tokens in ((1, 512), (3, 510)):
         found = plan({**sizes, "max_position_embeddings": 514, "pad_token_id": pad})
-        assert found.input == InputTable("learned", 514, offset=pad + 1) and found.input.length == tokens == found.trained_length
-    opt = plan({"model_type": "opt", "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "max_position_embeddings": 2048})
-    assert opt.input == InputTable("learned", 2050, offset=2) and opt.trained_length == 2048
+        assert found.input == InputTable("learned", 514, offset=pad + 1)
+        assert found.input.length == tokens == found.trained_length
+    opt = plan(
+        {
+            "model_type": "opt",
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "num_hidden_layers": 12,
+            "max_position_embeddings": 2048,
+        }
+    )
+    assert opt.input == InputTable("learned", 2050, offset=2)
+    assert opt.trained_length == 2048
 
 
 # public bug reports
@@ -196,7 +229,8 @@ def test_tables_of_rows() -> None:
 def test_a_share_that_only_the_class_knows() -> None:
     """GLM turned every channel: the share of one half stands in no file."""
     found = plan({"model_type": "glm", "head_dim": 128})
-    assert rotation(found).rotary_dim == 64 and len(rotation(found).frequencies().inv_freq) == 32
+    assert rotation(found).rotary_dim == 64
+    assert len(rotation(found).frequencies().inv_freq) == 32
     assert pair(found, 31) == close(1.333521432163324e-04)
     assert any(note.startswith("partial_rotary_factor is not given: 0.5") for note in found.notes)
 
@@ -225,8 +259,12 @@ def test_an_explicit_factor_wins() -> None:
 def test_yarn_without_an_original_length() -> None:
     found = llama(rope_scaling={"rope_type": "yarn", "factor": 2.0})
     rule = rotation(found).schedule
-    assert isinstance(rule, YaRN) and rule.original_length == 2048
-    assert any(note.startswith("rope_scaling.original_max_position_embeddings is not given: max_position_embeddings = 2048") for note in found.notes)
+    assert isinstance(rule, YaRN)
+    assert rule.original_length == 2048
+    assert any(
+        note.startswith("rope_scaling.original_max_position_embeddings is not given: max_position_embeddings = 2048")
+        for note in found.notes
+    )
 
 
 def test_an_explicit_amplitude_wins() -> None:
@@ -263,12 +301,36 @@ def test_a_base_inside_the_block() -> None:
 
 def test_sections_make_several_axes() -> None:
     """The type says ``mrope`` or ``default``; only the sections tell."""
-    old = plan({**SMALL, "model_type": "", "head_dim": 128, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "rope_theta": 1e6})
-    block = {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [11, 11, 10], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
-    new = plan({**SMALL, "model_type": "qwen3_5_text", "head_dim": 256, "rope_parameters": block, "layer_types": ["full_attention"] * 4})
+    old = plan(
+        {
+            **SMALL,
+            "model_type": "",
+            "head_dim": 128,
+            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+            "rope_theta": 1e6,
+        }
+    )
+    block = {
+        "rope_type": "default",
+        "rope_theta": 1e7,
+        "mrope_section": [11, 11, 10],
+        "mrope_interleaved": True,
+        "partial_rotary_factor": 0.25,
+    }
+    new = plan(
+        {
+            **SMALL,
+            "model_type": "qwen3_5_text",
+            "head_dim": 256,
+            "rope_parameters": block,
+            "layer_types": ["full_attention"] * 4,
+        }
+    )
     for found, base in ((old, 1e6), (new, 1e7)):
         turning = rotation(found)
-        assert turning.axes is not None and turning.axes.names == ("t", "h", "w") and turning.schedule == Geometric(base)
+        assert turning.axes is not None
+        assert turning.axes.names == ("t", "h", "w")
+        assert turning.schedule == Geometric(base)
 
 
 @pytest.mark.parametrize(
@@ -279,10 +341,25 @@ def test_sections_make_several_axes() -> None:
     ],
 )
 def test_axes_that_take_turns(model_type: str, sections: list[int], head_dim: int, expected: str) -> None:
-    block = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections, "mrope_interleaved": True, "partial_rotary_factor": 1.0}
-    found = plan({**SMALL, "model_type": model_type, "head_dim": head_dim, "rope_parameters": block, "layer_types": ["full_attention"] * 4})
+    block = {
+        "rope_type": "default",
+        "rope_theta": 1e6,
+        "mrope_section": sections,
+        "mrope_interleaved": True,
+        "partial_rotary_factor": 1.0,
+    }
+    found = plan(
+        {
+            **SMALL,
+            "model_type": model_type,
+            "head_dim": head_dim,
+            "rope_parameters": block,
+            "layer_types": ["full_attention"] * 4,
+        }
+    )
     axes = rotation(found).axes
-    assert axes is not None and "".join("thw"[axis] for axis in axes.of_pair) == expected
+    assert axes is not None
+    assert "".join("thw"[axis] for axis in axes.of_pair) == expected
     at = torch.arange(5)
     plain = plan({**SMALL, "head_dim": head_dim, "rope_theta": 1e6})
     for text in (at, at[None], contiguous(5), at[None, :, None].expand(1, 5, 3)):  # equal axes are one
@@ -293,10 +370,12 @@ def test_axes_that_take_turns(model_type: str, sections: list[int], head_dim: in
 def test_other_orders_of_sections() -> None:
     ernie = plan({**SMALL, "model_type": "ernie4_5_vl_moe_text", "head_dim": 128})
     axes = rotation(ernie).axes
-    assert axes is not None and "".join("thw"[axis] for axis in axes.of_pair) == "hw" * 22 + "t" * 20
+    assert axes is not None
+    assert "".join("thw"[axis] for axis in axes.of_pair) == "hw" * 22 + "t" * 20
     glm = plan({**SMALL, "model_type": "glm_ocr_text", "head_dim": 64})
     axes = rotation(glm).axes
-    assert axes is not None and "".join("thw"[axis] for axis in axes.of_pair) == "t" * 8 + "h" * 12 + "w" * 12
+    assert axes is not None
+    assert "".join("thw"[axis] for axis in axes.of_pair) == "t" * 8 + "h" * 12 + "w" * 12
     assert rotation(ernie).pairing == rotation(glm).pairing == "interleaved"
 
 
@@ -309,17 +388,29 @@ def test_other_orders_of_sections() -> None:
         ("gpt_neox", {"rotary_emb_base": 25000, "rotary_pct": 0.5}),
         ("gpt_neox", {"rope_theta": 25000, "partial_rotary_factor": 0.5}),
         ("gpt_neox", {"rope_parameters": {"rope_theta": 25000, "partial_rotary_factor": 0.5}}),
-        ("gpt_neox", {"rope_parameters": {"rope_type": "default", "rope_theta": 25000, "partial_rotary_factor": 0.5}, "rope_theta": 25000}),
+        (
+            "gpt_neox",
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 25000, "partial_rotary_factor": 0.5},
+                "rope_theta": 25000,
+            },
+        ),
         ("gpt_neox", {"rope_theta": 25000, "rotary_emb_base": 25000, "rotary_pct": 0.5, "rope_scaling": None}),
     ],
 )
 def test_names_old_and_new(model_type: str, old: dict[str, Any]) -> None:
     turning = rotation(llama(model_type=model_type, **old))
-    assert turning.schedule == Geometric(25000) and turning.rotary_dim == 64
+    assert turning.schedule == Geometric(25000)
+    assert turning.rotary_dim == 64
 
 
 def test_gemma_3_in_both_forms() -> None:
-    old = {"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    old = {
+        "model_type": "gemma3_text",
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }
     new = {
         "model_type": "gemma3_text",
         "rope_parameters": {
@@ -327,7 +418,8 @@ def test_gemma_3_in_both_forms() -> None:
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     }
-    assert plan(old).runs == plan(new).runs and plan(old).rope_parameters == plan(new).rope_parameters
+    assert plan(old).runs == plan(new).runs
+    assert plan(old).rope_parameters == plan(new).rope_parameters
 
 
 def test_a_null_block_turns_nothing() -> None:
@@ -346,7 +438,9 @@ def test_aliases() -> None:
         assert isinstance(rotation(found).schedule, LongRoPE)
     yarn = llama(model_type="phi3", rope_scaling={"type": "yarn", **lists})  # Phi-3 means LongRoPE by it
     assert isinstance(rotation(yarn).schedule, LongRoPE)
-    hunyuan = llama(model_type="hunyuan_v1_dense", head_dim=128, rope_scaling={"type": "dynamic", "factor": 1.0, "alpha": 1000.0})
+    hunyuan = llama(
+        model_type="hunyuan_v1_dense", head_dim=128, rope_scaling={"type": "dynamic", "factor": 1.0, "alpha": 1000.0}
+    )
     assert 1 / pair(hunyuan, 1) == close((1e4 * 1000.0 ** (128 / 126)) ** (2 / 128))
 
 
@@ -357,9 +451,12 @@ def test_proportional_keeps_the_divisor() -> None:
     turning = rotation(found, full)
     base, head_dim = 1e6, turning.head_dim
     ladder = turning.frequencies().inv_freq.tolist()
-    assert head_dim == 512 and turning.rotary_dim == 512 and len(ladder) == 256
+    assert head_dim == 512
+    assert turning.rotary_dim == 512
+    assert len(ladder) == 256
     assert ladder == close([base ** (-2 * i / head_dim) if i < 64 else 0.0 for i in range(256)], 13)
-    assert rotation(found).head_dim == 256 and rotation(found).rotary_dim == 256
+    assert rotation(found).head_dim == 256
+    assert rotation(found).rotary_dim == 256
 
 
 def test_trailing_channels() -> None:
@@ -377,7 +474,9 @@ def test_temperatures_of_mistral() -> None:
         block = dict(found.rope_parameters or {})
         expected = LogTemperature(block["llama_4_scaling_beta"], block["original_max_position_embeddings"])
         assert {layer.temperature for layer, _ in found.runs} == {expected}
-        assert expected(torch.tensor([expected.floor - 1, expected.floor])).tolist() == close([1.0, 1 + expected.strength * math.log(2)], 14)
+        assert expected(torch.tensor([expected.floor - 1, expected.floor])).tolist() == close(
+            [1.0, 1 + expected.strength * math.log(2)], 14
+        )
 
 
 # forms
@@ -429,10 +528,8 @@ def test_written_defaults_load_in_transformers() -> None:
         except ConfigError:
             continue
         forms = [found.to_config(5)]
-        try:
+        with contextlib.suppress(ConfigError):
             forms.append(found.to_config(4))
-        except ConfigError:
-            pass
         for form in forms:
             assert plan(form).runs == found.runs, model_type
             loaded = cls(**copy.deepcopy(form)).rope_parameters
@@ -453,9 +550,12 @@ def test_towers_bear_the_name_of_the_whole() -> None:
         }
     )
     tower = found.parts["vision_config"]
-    assert tower.model_type == "qwen3_vl_vision" and rotation(tower).head_dim == 64 and len(tower.layers) == 24
+    assert tower.model_type == "qwen3_vl_vision"
+    assert rotation(tower).head_dim == 64
+    assert len(tower.layers) == 24
     axes = rotation(tower).axes
-    assert axes is not None and axes.names == ("row", "column")
+    assert axes is not None
+    assert axes.names == ("row", "column")
 
 
 def test_an_encoder_and_its_decoder_have_depths_of_their_own() -> None:
@@ -467,7 +567,9 @@ def test_an_encoder_and_its_decoder_have_depths_of_their_own() -> None:
 
 def test_layers_are_a_sequence() -> None:
     layers = of("gemma-3-27b-it").layers
-    assert len(layers) == 62 and layers[-1] == layers[61] and repr(layers) == "Layers(62)"
+    assert len(layers) == 62
+    assert layers[-1] == layers[61]
+    assert repr(layers) == "Layers(62)"
     assert [layer.kind for layer in layers].count("full_attention") == 10
     with pytest.raises(IndexError, match=r"plan\.layers\[62\] of a model with 62 layers\. Expected an index from 0 to 61"):
         layers[62]
@@ -481,4 +583,5 @@ def test_tables() -> None:
     found = of("llama-3.1-8b")
     table = found.rotary_table(torch.arange(5), layer=-1)
     angle = torch.arange(5, dtype=torch.float64)[:, None] * rotation(found).frequencies().inv_freq
-    assert torch.equal(table.cos, angle.cos().float()) and torch.equal(table.sin, angle.sin().float())
+    assert torch.equal(table.cos, angle.cos().float())
+    assert torch.equal(table.sin, angle.sin().float())

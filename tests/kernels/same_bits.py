@@ -30,6 +30,11 @@ def same(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(bits(one), bits(other))
 
 
+def steps(x: Tensor) -> list[int]:
+    """The strides that mean something."""
+    return [step for step, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+
+
 def check_pair(q: Tensor, k: Tensor, table: RotaryTable, k_table: RotaryTable | None = None, **settings) -> None:
     """One call of everything that turns q and k, against the arithmetic in torch."""
     expected = apply_rotary_pair(q, k, table, k_table, backend="reference", **settings)
@@ -37,6 +42,6 @@ def check_pair(q: Tensor, k: Tensor, table: RotaryTable, k_table: RotaryTable | 
         turned = apply_rotary_pair(q, k, table, k_table, backend=backend, **settings)
         for x, mine, true in zip((q, k), turned, expected, strict=True):
             assert same(mine, true)
-            if x.stride(-1) == 1 and not _overlaps(x):  # otherwise there is no order to keep
-                assert mine.stride() == true.stride()
+            if x.stride(-1) == 1 and x.numel() and not _overlaps(x):  # otherwise there is no order to keep
+                assert steps(mine) == steps(true)
         assert same(apply_rotary(k, table if k_table is None else k_table, backend=backend, **settings), expected[1])

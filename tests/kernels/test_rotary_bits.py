@@ -227,19 +227,24 @@ def threads(request):
     rotary.use_threads(native._torch_threads() or 0)
 
 
-@pytest.mark.parametrize("tiles", [0.3, 1, 2, 3])
-def test_every_remainder_of_a_tile(threads, tiles):
-    pairs = 32
-    tile = TILE_BYTES // (2 * 4 * pairs + 1)
-    for more in (-1, 0, 1):
-        tokens = int(tiles * tile) + more
-        q, k = torch.randn(2, 3, tokens, 2 * pairs), torch.randn(2, 2, tokens // 2 + more, 2 * pairs + 4)[..., 1:-3]
-        positions = torch.arange(2 * tokens).reshape(2, tokens)
-        for shared in (positions, positions[:1]):
-            check_pair(q, k, table_of(shared, pairs), table_of(positions[0, : k.shape[2]], pairs), pairing="half")
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_every_remainder_of_a_tile(threads, pairing):
+    pairs, step = 24, 2048  # rows of the table lie far apart, so that a tile is a few tokens
+    tile = TILE_BYTES // (2 * 4 * step + 1)
+    assert tile >= 4, "or nothing is tiled"
+    most = 4 * tile + 2
+    wide = table_of(torch.arange(2 * most).reshape(2, most), pairs)
+    room = [torch.zeros(2, most, step) for _ in wide]
+    for part, into in zip(wide, room, strict=True):
+        into[..., :pairs] = part
+    for tokens in range(most):
+        q, k = torch.randn(2, 9, tokens, 50), torch.randn(2, 2, tokens // 2, 54)[..., 1:-3]
+        table, k_table = (RotaryTable(*(part[:, :n, :pairs] for part in room)) for n in (tokens, tokens // 2))
         by_token = q.transpose(1, 2).contiguous().transpose(1, 2)
-        check_pair(by_token, k, table_of(positions, pairs), table_of(positions[:, : k.shape[2]], pairs), pairing="interleaved")
-    assert q.numel() * 4 > SERIAL_BYTES or tiles < 1  # in parallel, then
+        for x in (q, by_token):
+            expected = apply_rotary_pair(x, k, table, k_table, pairing=pairing, start=1, backend="reference")
+            assert all(map(same, apply_rotary_pair(x, k, table, k_table, pairing=pairing, start=1), expected))
+    assert q.numel() * 4 > SERIAL_BYTES  # in parallel, then
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

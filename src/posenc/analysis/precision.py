@@ -85,7 +85,7 @@ def precision_loss(schedule: Schedule, rotary_dim: int, positions: Tensor, chain
     Example:
         >>> loss = precision_loss(Geometric(1e4), 128, torch.arange(512), CHAINS["bfloat16 inv_freq"])
         >>> loss.angle.amax(0)[:3]
-        tensor([0.0000, 0.6250, 0.2118], dtype=torch.float64)
+        tensor([0.0000, 0.6250, 0.0541], dtype=torch.float64)
 
     References:
         Wang et al. 2024, "When Precision Meets Position: BFloat16 Breaks Down RoPE in Long-Context Training",

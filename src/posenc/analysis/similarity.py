@@ -32,7 +32,7 @@ def similarity_kernel(lags: Tensor, inv_freq: Tensor) -> Tensor:
 
     Example:
         >>> similarity_kernel(torch.tensor([0, 1, 10]), Sinusoidal(64).inv_freq())
-        tensor([32.0000, 30.9168, 21.0517], dtype=torch.float64)
+        tensor([32.0000, 30.9168, 21.0516], dtype=torch.float64)
 
     References:
         Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762.

@@ -9,6 +9,7 @@ import torch
 
 from posenc.core.bias import ScoreBias, materialize
 from posenc.core.checks import check_integers
+from posenc.errors import ShapeError
 
 
 @final
@@ -40,7 +41,8 @@ def attention_reach(bias: ScoreBias, length: int, *, share: float = 0.95) -> Att
         share: of the weight, above 0 and below 1.
 
     Raises:
-        TypeError: not a bias, a length that is no integer. ValueError: a length below 1, a share out of range.
+        TypeError: not a bias, a length that is no integer. ShapeError: a bias of several axes. ValueError: a length below
+            1, a share out of range.
 
     Example:
         >>> reach = attention_reach(ALiBi(8)(), 8192)
@@ -57,12 +59,16 @@ def attention_reach(bias: ScoreBias, length: int, *, share: float = 0.95) -> Att
         raise TypeError(
             f"attention_reach: bias = {bias!r}. Expected a ScoreBias, which calling an encoding returns. Pass ALiBi(8)()."
         )
+    if bias.axes > 1:
+        raise ShapeError(
+            f"attention_reach: a {type(bias).__name__} of {bias.axes} axes. Expected a bias of one: a query in a grid has no "
+            "last token. Pass the bias of a sequence."
+        )
     check_integers("attention_reach", 1, length=length)
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
         raise ValueError(f"attention_reach: share = {share!r}. Expected a number above 0 and below 1. Pass 0.95 for 95 %.")
     scores = materialize(bias, torch.tensor([length - 1]), torch.arange(length), dtype=torch.float64)
     weights = scores.detach().reshape(-1, length).softmax(-1).flip(-1)  # by distance: 0, 1, …
     mean = weights @ torch.arange(length, dtype=torch.float64)
-    within = weights.cumsum(-1) >= share
-    nearest = within.to(torch.int8).argmax(-1)
+    nearest = (weights.cumsum(-1) < share).sum(-1).clamp(max=length - 1)
     return AttentionReach(float(share), tuple(mean.tolist()), tuple(nearest.tolist()))

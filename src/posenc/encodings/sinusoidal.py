@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from posenc.core.checks import check_integers
-from posenc.core.sinusoid import concatenate, interleave, sinusoid
+from posenc.core.conventions import FrequencyRule, Layout, check_convention, code, ladder, least_width
+from posenc.core.rotary import Frequencies
 from posenc.core.sites import InputEncoding
 from posenc.core.spec import EncodingSpec, Reference
 from posenc.core.tokens import Positions, resolve_positions
 from posenc.errors import ShapeError
-
-Layout = Literal["interleaved", "concatenated"]
-FrequencyRule = Literal["paper", "tensor2tensor"]
+from posenc.schedules.base import Schedule, check_schedule
 
 
 @final
@@ -34,9 +33,13 @@ class Sinusoidal(InputEncoding):
     The paper multiplies token embeddings by √dim before adding; leave that out and the code (norm √(dim/2)) drowns
     embeddings drawn with a small deviation. The `posenc.Transformer` does it.
 
+    Positions are any real numbers. For audio give them in seconds (`seconds`) and choose the frequencies in Hz
+    (``schedule=Hertz(…)``): the same instant then has the same code at any sample rate and hop.
+
     Args:
-        dim: the model width, 1 or more (4 or more for tensor2tensor).
+        dim: the model width, 1 or more (4 or more for tensor2tensor; even with a schedule).
         base: above 0.
+        schedule: the frequencies, instead of ``frequency_rule`` and ``base``.
 
     Shape:
         x: ``[*batch, seq, dim]``; positions: ``[*batch, seq]``, any real numbers.
@@ -45,9 +48,9 @@ class Sinusoidal(InputEncoding):
         ``x`` plus the code, rounded once to ``x``'s dtype.
 
     Raises:
-        ValueError: a width or base out of range, an unknown layout or rule.
+        ValueError: a width or base out of range, an unknown layout or rule, a rule or base beside a schedule.
         ShapeError: ``x`` of another width, or another number of positions.
-        TypeError: half-precision positions.
+        TypeError: half-precision positions; a schedule that is none.
 
     Example:
         >>> Sinusoidal(4)(torch.zeros(2, 4), 0)
@@ -77,43 +80,47 @@ class Sinusoidal(InputEncoding):
         layout: Layout = "interleaved",
         frequency_rule: FrequencyRule = "paper",
         base: float = 10_000.0,
+        schedule: Schedule | None = None,
     ) -> None:
         super().__init__()
-        if layout not in ("interleaved", "concatenated") or frequency_rule not in ("paper", "tensor2tensor"):
-            raise ValueError(
-                f"Sinusoidal: layout = {layout!r}, frequency_rule = {frequency_rule!r}. Expected 'interleaved' or "
-                "'concatenated', and 'paper' or 'tensor2tensor'. Name the convention of the checkpoint."
-            )
         check_integers("Sinusoidal", dim=dim)
-        least = 4 if frequency_rule == "tensor2tensor" else 1
+        check_convention("Sinusoidal", layout, frequency_rule, base)
+        least = least_width(frequency_rule)
         if dim < least:
             raise ValueError(
                 f"Sinusoidal: dim = {dim}. Expected {least} or more for the {frequency_rule} rule. Pass the model width."
             )
-        if not 0 < base < float("inf"):
-            raise ValueError(f"Sinusoidal: base = {base}. Expected a finite number above 0. The paper uses 10000.")
         self.dim, self.layout, self.frequency_rule, self.base = dim, layout, frequency_rule, float(base)
+        self.schedule = schedule
+        if schedule is not None:
+            check_schedule("Sinusoidal", schedule)
+            if (frequency_rule, base) != ("paper", 10_000.0):
+                raise ValueError(
+                    f"Sinusoidal: frequency_rule = {frequency_rule!r}, base = {base:g} beside a schedule. Expected one or the "
+                    "other, since a schedule is the frequencies. Leave rule and base out."
+                )
+            if dim % 2:
+                raise ValueError(f"Sinusoidal: dim = {dim} with a schedule, which makes pairs. Expected an even width. Add a channel.")
+            schedule.frequencies(dim)  # one that does not fit says so now
 
     def extra_repr(self) -> str:
-        return f"{self.dim}, layout={self.layout!r}, frequency_rule={self.frequency_rule!r}, base={self.base:g}"
+        frequencies = f"frequency_rule={self.frequency_rule!r}, base={self.base:g}"
+        if self.schedule is not None:
+            frequencies = f"schedule={self.schedule}"
+        return f"{self.dim}, layout={self.layout!r}, {frequencies}"
 
     def inv_freq(self, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Tensor:
-        """The frequencies in radians per position, ``[features]``, highest first."""
-        if self.frequency_rule == "paper":
-            count, divisor = (self.dim + 1) // 2, self.dim / 2
-        else:
-            count, divisor = self.dim // 2, self.dim // 2 - 1
-        exponent = torch.arange(count, dtype=torch.int64, device=device).to(dtype) / divisor
-        return 1.0 / (self.base**exponent)
+        """The frequencies in radians per unit of position, ``[features]``, highest first."""
+        return self._frequencies(dtype, device).inv_freq
 
     def table(self, positions: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """The code of each position, ``[*batch, seq, dim]``."""
-        sin, cos = sinusoid(positions, self.inv_freq(device=positions.device), dtype=dtype)
-        arrange = interleave if self.layout == "interleaved" else concatenate
-        if self.frequency_rule == "paper":
-            return arrange(sin, cos, self.dim)
-        code = arrange(sin, cos, self.dim - self.dim % 2)
-        return torch.nn.functional.pad(code, (0, self.dim % 2))
+        return code(positions, self._frequencies(torch.float64, positions.device), self.dim, layout=self.layout, dtype=dtype)
+
+    def _frequencies(self, dtype: torch.dtype, device: torch.device | str | None) -> Frequencies:
+        if self.schedule is not None:
+            return self.schedule.frequencies(self.dim, dtype=dtype, device=device)
+        return Frequencies(ladder(self.dim, self.frequency_rule, self.base, dtype=dtype, device=device))
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         if x.shape[-1] != self.dim:

@@ -95,7 +95,7 @@ def _kinds_by_rule(keys: Keys, rule: Mapping[str, Any] | None, depth: int) -> li
         cycle = list(rule.get("prefix", ())) + list(rule["cycle"]) * (depth // len(rule["cycle"]) + 1)
     period = keys.integer(rule["period"], most=MAX_LAYERS) if "period" in rule else None
     special = [i for i, kind in enumerate(rule.get("cycle", ())) if kind == "full_attention"]
-    if period and len(special) == 1 and len(rule["cycle"]) > 1:  # one layer of each period attends to all: its first or its last
+    if period and len(special) == 1 and len(rule["cycle"]) > 1:  # the first or the last layer of each period attends to all
         other = rule["cycle"][-1 if special == [0] else 0]
         one = ["full_attention"] + [other] * (period - 1)
         cycle = (one if special == [0] else one[::-1]) * (depth // period + 1)
@@ -146,7 +146,7 @@ class LayerReader:
         """The plan of a layer; equal layers share one."""
         turns = self._turns(index, kind)
         own = index if index in self.overrides else None
-        base = self.bases[index] if self.bases is not None else None
+        base = self.bases[index] if self.bases and index < len(self.bases) else None
         plain = self.scaled is not None and index not in self.scaled
         sort = (kind, turns, own, base, plain)
         if sort not in self.made:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from posenc.core.sites import Encoding, PositionTransform, ScoreEncoding
+from posenc.core.sites import ContentScoreEncoding, Encoding, PositionTransform, ScoreEncoding
 from posenc.core.spec import ModelShape
 from posenc.testing.subject import Outputs, Subject, allowance, assert_same, assert_within, content_for, run, truth
 
@@ -202,10 +202,12 @@ def batches(subject: Subject) -> None:
 def no_tokens(subject: Subject) -> None:
     """An empty sequence gives an empty result."""
     encoding = subject.fresh()
-    for actual, given in zip(
-        _use(encoding, subject.shape, torch.arange(0)), content_for(encoding, subject.shape, 0), strict=False
-    ):
-        assert actual.shape == given.shape, f"an empty sequence gives shape {tuple(actual.shape)}"
+    results, content = _use(encoding, subject.shape, torch.arange(0)), content_for(encoding, subject.shape, 0)
+    shapes = [given.shape for given in content]
+    if isinstance(encoding, ContentScoreEncoding):
+        shapes = [torch.Size([subject.shape.heads, 0, 0])]
+    for actual, shape in zip(results, shapes, strict=False):
+        assert actual.shape == shape, f"an empty sequence gives shape {tuple(actual.shape)}"
 
 
 def _use(encoding: Encoding, shape: ModelShape, at: Tensor, dtype: torch.dtype = torch.float32) -> Outputs:

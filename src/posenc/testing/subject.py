@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.core.bias import materialize
-from posenc.core.sites import Encoding, InputEncoding, PositionTransform, QKEncoding, ScoreEncoding
+from posenc.core.sites import ContentScoreEncoding, Encoding, InputEncoding, PositionTransform, QKEncoding, ScoreEncoding
 from posenc.core.spec import Claim, ModelShape
 
 Factory = Callable[[ModelShape], Encoding]
@@ -51,7 +51,7 @@ def content_for(
     batch: tuple[int, ...] = (),
     dtype: torch.dtype = torch.float32,
 ) -> Outputs:
-    """What the encoding transforms: ``(x,)``, ``(q, k)`` or nothing; the same numbers for the same sizes."""
+    """What the encoding reads: ``(x,)``, ``(q, k)`` or nothing; the same numbers for the same sizes."""
     draw = torch.Generator().manual_seed(length)
 
     def normal(*size: int) -> Tensor:
@@ -63,6 +63,9 @@ def content_for(
         k_length = length if k_length is None else k_length
         q, k = normal(shape.heads, length, shape.head_dim), normal(shape.kv_heads, k_length, shape.head_dim)
         return _by_sequence_axis(encoding, (q, k))
+    if isinstance(encoding, ContentScoreEncoding):
+        k_length = length if k_length is None else k_length
+        return normal(shape.heads, length, shape.head_dim), normal(shape.kv_heads, k_length, shape.head_dim)
     return ()
 
 
@@ -79,12 +82,16 @@ def run(
         return (encoding(positions),)
     if isinstance(encoding, InputEncoding):
         (x,) = content
-        return (encoding(x, positions),)
+        return (encoding(x, on_a_line(encoding, positions)),)
     if isinstance(encoding, QKEncoding):
         q, k = content
         return encoding(q, k, on_a_line(encoding, positions), None if k_positions is None else on_a_line(encoding, k_positions))
     if isinstance(encoding, ScoreEncoding):
         return (materialize(encoding(), positions, k_positions, dtype=dtype),)
+    if isinstance(encoding, ContentScoreEncoding):
+        q, k = content
+        bias, _ = encoding(q, k, positions, k_positions)
+        return (materialize(bias, positions, k_positions, dtype=dtype),)
     raise TypeError(
         f"conform: {type(encoding).__name__} acts on {encoding.acts_on}. Expected an encoding that acts on the positions, the "
         "input, queries and keys, or the score. Test others by hand."
@@ -104,7 +111,9 @@ def truth(
         return _by_sequence_axis(encoding, (q, k))
     if isinstance(encoding, ScoreEncoding):
         return (subject.oracle(encoding, positions, keys),)
-    return (subject.oracle(encoding, *wide, positions),)
+    if isinstance(encoding, ContentScoreEncoding):
+        return (subject.oracle(encoding, *wide, positions, keys),)
+    return (subject.oracle(encoding, *wide, on_a_line(encoding, positions)),)
 
 
 def allowance(
