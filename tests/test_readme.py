@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import posenc
+import posenc.convert
 import posenc.hf
 from posenc.attn.select import BACKENDS
 
@@ -41,7 +42,7 @@ def test_every_encoding_and_backend_is_named():
 def test_public_names_in_the_inventory_exist():
     inventory = README.partition("## What is here")[2].partition("\n## ")[0]
     for name in re.findall(r"`([A-Za-z]\w*)`", inventory):
-        known = {*posenc.__all__, *posenc.hf.__all__, *(backend.name for backend in BACKENDS)}
+        known = {*posenc.__all__, *posenc.hf.__all__, *posenc.convert.__all__, *(backend.name for backend in BACKENDS)}
         assert name in known, name
 
 
