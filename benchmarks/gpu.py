@@ -336,7 +336,7 @@ def measure(
     alive = {}
     for name, run in runs.items():
         try:
-            for _ in range(3):
+            for _ in range(min(rounds, 3)):
                 run()  # compile, allocate, warm up
             prepared = ready(run)
             prepared()

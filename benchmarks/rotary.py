@@ -152,6 +152,10 @@ def forward_runs(peers: Peers, q: Tensor, k: Tensor, *, compiled: bool) -> dict[
         apply_rotary_(q_in, table, pairing="half")
         apply_rotary_(k_in, table, pairing="half")
 
+    fused = {}
+    if compiled:
+        inductor = torch.compile(lambda q, k: apply_rotary_pair(q, k, table, pairing="half"))
+        fused["posenc, compiled"] = lambda: inductor(q, k)
     return {
         "clone": lambda: (q.clone(), k.clone()),
         "copy_, warm buffers": lambda: (q_out.copy_(q), k_out.copy_(k)),
@@ -160,6 +164,7 @@ def forward_runs(peers: Peers, q: Tensor, k: Tensor, *, compiled: bool) -> dict[
         "posenc, warm buffers": warm,
         "posenc, in place": in_place,
         "posenc, reference": lambda: apply_rotary_pair(q, k, table, pairing="half", backend="reference"),
+        **fused,
         **peers.runs(q, k, compiled=compiled),
     }
 

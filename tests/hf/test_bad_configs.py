@@ -60,6 +60,8 @@ def refused(config: object, message: str) -> None:
         ({"rope_type": "longrope", "factor": 4, "short_factor": [1.0] * 8, "long_factor": [float("nan")] * 8},
          r"long_factor = .* Expected finite numbers"),
         ({"rope_type": "longrope", "factor": 4, "short_factor": [1.0] * 8, "long_factor": [0.0] * 8}, "long_factor"),
+        ({"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 1},
+         r"rope_parameters cannot be used\. YaRN.*original_length = 1"),
         ({"rope_type": "yarn", "factor": 4, "truncate": "no"}, r"truncate = 'no'\. Expected true or false"),
     ],
 )  # fmt: skip
@@ -189,6 +191,32 @@ def test_what_nothing_reads_inside_a_block_is_named() -> None:
     notes = plan(nested).notes
     assert any(note.startswith("rope_parameters.full_attention.scale = 2") for note in notes)
     assert any(note.startswith("rope_parameters.rope_theta = 70000.0 beside the blocks") for note in notes)
+
+
+def test_what_stands_beside_a_text_model_is_named() -> None:
+    config = {
+        "model_type": "llava",
+        "text_config": LLAMA,
+        "rope_scaling": {"type": "linear", "factor": 2},
+        "image_seq_length": 576,
+    }
+    found = plan(config)
+    assert found.runs == plan(LLAMA).runs
+    (note,) = [note for note in found.notes if "beside" in note]
+    assert note == "rope_scaling = {'type': 'linear', 'factor': 2} beside text_config is read by nothing here"
+
+
+def test_a_block_that_no_layer_uses_is_named() -> None:
+    found = plan(
+        {
+            **LLAMA,
+            "model_type": "nemotron_h",
+            "layer_types": ["linear_attention"] * 4,
+            "rope_scaling": {"type": "linear", "factor": 2},
+        }
+    )
+    assert [layer.rotation for layer, _ in found.runs] == [None]
+    assert "rope_scaling is used by no layer" in found.notes
 
 
 def test_many_layers_cost_nothing(tmp_path: Path) -> None:

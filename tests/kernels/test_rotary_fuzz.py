@@ -46,9 +46,9 @@ def calls(draw, tensors=1, writable=False):
     head_axis = draw(st.sampled_from([-3, -2, None])) if axes > 1 else None
     before, pairs, after = draw(st.integers(0, 3)), draw(st.sampled_from([0, 1, 2, 3, 5, 8, 9, 17])), draw(st.integers(0, 3))
     xs, tables = [], []
-    batch = draw(st.lists(st.sampled_from([0, 1, 1, 2, 3]), min_size=axes, max_size=axes))
+    batch = draw(st.lists(st.sampled_from([1, 1, 2, 3, 2, 0]), min_size=axes, max_size=axes))
     for _ in range(tensors):
-        lead = [*batch[:-2], *draw(st.lists(st.sampled_from([0, 1, 2, 3, 5, 7]), min_size=min(axes, 2), max_size=min(axes, 2)))]
+        lead = [*batch[:-2], *draw(st.lists(st.sampled_from([3, 1, 2, 5, 7, 0]), min_size=min(axes, 2), max_size=min(axes, 2)))]
         rows = list(lead)
         tokens = []  # the axis on which the table may not be one for all
         if head_axis is not None:
@@ -63,14 +63,14 @@ def calls(draw, tensors=1, writable=False):
     return xs, tables, {"pairing": draw(st.sampled_from(PAIRINGS)), "head_axis": head_axis, "start": start}
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(calls(tensors=2))
 def test_any_call_has_the_bits_of_the_arithmetic(call):
     (q, k), tables, settings = call
     check_pair(q, k, *tables, **settings)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(calls(writable=True), st.data())
 def test_nothing_but_out_is_written(call, data):
     (x,), (table,), settings = call
@@ -87,7 +87,7 @@ def test_nothing_but_out_is_written(call, data):
     assert same(x, untouched)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(calls(writable=True))
 def test_in_place_is_the_same_and_writes_nothing_else(call):
     (x,), (table,), settings = call
@@ -106,7 +106,7 @@ def outcome(function, *args, **kwargs):
         return type(error), str(error)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.data())
 def test_right_and_wrong_calls_end_alike(data):
     """The kernel checks shapes by itself; what it lets through, and what it does not, must be the arithmetic's choice."""

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from posenc.core.checks import check_integers
-from posenc.core.conventions import FrequencyRule, Layout, check_convention, code, ladder, least_width
+from posenc.core.conventions import FrequencyRule as FrequencyRule
+from posenc.core.conventions import Layout as Layout
+from posenc.core.conventions import check_convention, code, ladder, least_width
 from posenc.core.rotary import Frequencies
 from posenc.core.sites import InputEncoding
 from posenc.core.spec import EncodingSpec, Reference

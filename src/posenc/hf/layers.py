@@ -248,10 +248,12 @@ class LayerReader:
         head_dim = self._head_dim(index, kind)
         plain = self.scaled is not None and index not in self.scaled
         if (label, head_dim, base, plain) not in self.rotations:
+            read = block.read
             if base is not None:
                 block = Keys({**block.data, "rope_theta": base}, block.where, notes=block.notes)
             if plain:
                 block = Keys({"rope_theta": block.data.get("rope_theta")}, block.where, notes=block.notes)
+            block.read = read
             self.rotations[label, head_dim, base, plain] = self._make(block, head_dim, nested=label is not None)
         return self.rotations[label, head_dim, base, plain]
 
@@ -302,7 +304,12 @@ class LayerReader:
             original = block.integer(name) or keys.integer(name)
         original = original or self.max_length
         width = start + rotary_dim if family.where == "separate" else head_dim
-        return Rotation(schedule, width, rotary_dim, start, self._pairing(), axes, original)
+        made = Rotation(schedule, width, rotary_dim, start, self._pairing(), axes, original)
+        try:
+            made.frequencies(device="cpu")
+        except ValueError as error:  # numbers that are each possible and together are not
+            raise ConfigError(f"plan: {block.where or 'rope_parameters'} cannot be used. {error}") from None
+        return made
 
     def _pairing(self) -> Pairing:
         if self.family.pairing_flag:

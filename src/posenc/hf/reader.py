@@ -51,6 +51,9 @@ def _read(data: dict[str, Any], assumed_type: str | None) -> PositionPlan:
         inside = None
     parts = dict(text.parts) if inside is None else {f"{inside}.{name}": part for name, part in text.parts.items()}
     notes = list(text.notes if inside is None else (f"{inside}: {note}" for note in text.notes))
+    if inside is not None:  # what stands beside the text model is not the text model's
+        top.read.update(TEXT_PARTS)
+        notes += [f"{name} = {short(value)} beside {inside} is read by nothing here" for name, value in top.unread()]
     for name, value in data.items():
         if name != inside and name.endswith("_config") and isinstance(value, dict) and value:
             try:
@@ -70,7 +73,15 @@ def _read_one(data: dict[str, Any], model_type: str) -> PositionPlan:
     assumed = {k: v for k, v in defaults.items() if k not in ("rope_parameters", "layer_types", "parts")}
     keys = Keys(data, defaults=assumed, model_type=model_type)
     keys.read.update(
-        ("model_type", "rope_parameters", "rope_scaling", "rotary", "position_biased_input", "position_id_per_seconds")
+        (
+            "model_type",
+            "rope_parameters",
+            "rope_scaling",
+            "mlp_layer_types",
+            "rotary",
+            "position_biased_input",
+            "position_id_per_seconds",
+        )
     )
     if model_type and model_type not in model_defaults():
         keys.note(
@@ -150,7 +161,15 @@ def _leftovers(keys: Keys, blocks: Blocks) -> None:
     for name, value in keys.assumed.items():
         if name in ("head_dim", *DEPTH, *WIDTH, *HEADS, *LENGTH):
             keys.note(f"{name} is not given: {value}, the default of {keys.model_type!r}")
-    for path, value in (*keys.unread(), *(item for block in blocks.values() if block for item in _unread_in(block))):
+    if "layer_types" in keys or "layers_block_type" in keys:  # the list counts, not the number that makes one
+        keys.read.update(
+            ("sliding_window_pattern", "_sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers")
+        )
+    for block in blocks.values():
+        if block and "rope_theta" not in block.read:
+            keys.note(f"{block.where or 'the rotary block'} is used by no layer")
+    used = [block for block in blocks.values() if block and "rope_theta" in block.read]
+    for path, value in (*keys.unread(), *(item for block in used for item in _unread_in(block))):
         keys.note(f"{path} = {short(value)} is read by nothing here")
 
 

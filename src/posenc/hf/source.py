@@ -18,7 +18,7 @@ MAX_INTEGER = 2**53
 POSITION_WORDS = (
     "rope", "rotary", "position", "alibi", "relative_attention", "mrope", "yarn", "ntk", "sliding", "layer_types", "theta",
     "nope", "window_pattern", "attn_temperature", "floor_scale", "attn_scale", "mscale", "use_rotary", "max_relative",
-    "max_seq_len", "seq_length", "context_length", "log_scaling",
+    "max_seq_len", "context_length", "log_scaling",
 )  # fmt: skip
 """A key that holds one of these words and that nothing reads is reported, never dropped silently."""
 

@@ -166,9 +166,15 @@ def assert_same(actual: Outputs, expected: Outputs, what: str) -> None:
 
 
 def on_a_line(encoding: Encoding, positions: Tensor) -> Tensor:
-    """Plain positions for an encoding of several axes: tokens on a line on which neighbouring axes run against each other."""
+    """Plain positions for an encoding of several axes: tokens on a line on which neighbouring axes run against each other.
+
+    For input encodings, some of which have rows for positions from 0 only, on stairs: ``p, p // 2, p // 3, …``.
+    """
     if encoding.axes is None:
         return positions
+    if isinstance(encoding, InputEncoding):
+        places = [positions.div(axis + 1, rounding_mode="floor") for axis in range(encoding.axes)]
+        return torch.stack(places, dim=-1).to(positions.dtype)
     return torch.stack([positions if axis % 2 == 0 else -positions for axis in range(encoding.axes)], dim=-1)
 
 
