@@ -137,7 +137,7 @@ def test_random_configurations(config: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @seed(0)
-@settings(max_examples=20_000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6_000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(st.one_of(mutated(), RANDOM, VALUES))
 def test_many_configurations(config: object) -> None:
     answers(config)

@@ -104,8 +104,8 @@ class Native(RotaryBackend):
         (x,) = call.tensors
         cos, sin = (part.to(native.TABLE[x.dtype]) for part in call.tables[0])
         in_place = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
-        read = (cos, sin) if in_place else (x, cos, sin)
-        if out.stride(-1) != 1 or any(_touch(part, out) for part in read):  # a shifted view would be read after it is written
+        read = (cos, sin) if in_place else (x, cos, sin)  # a shifted view would be read after it is written
+        if out.stride(-1) != 1 or out.is_neg() or any(_touch(part, out) for part in read):
             super().run_into(call, out)
             return
         torch.ops.posenc.rotary_out(x, cos, sin, *_settings(call), out)

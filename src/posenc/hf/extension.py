@@ -102,7 +102,7 @@ def _extend_data(data: dict[str, Any], rule: object, factor: float | None) -> di
         home["original_max_position_embeddings"] = original
     names = ("max_position_embeddings", "n_positions", "max_seq_len")
     home[next((name for name in names if name in home), names[0])] = _length(made, original)
-    _check(before, plan(result), made)
+    _check(before, result, made)
     return result
 
 
@@ -116,7 +116,7 @@ def _write_into(config: Any, rule: object, factor: float | None) -> None:
     if hasattr(text, "original_max_position_embeddings") or isinstance(made, Linear):
         text.original_max_position_embeddings = original
     text.max_position_embeddings = _length(made, original)
-    _check(before, plan(text), made)
+    _check(before, text, made)
 
 
 def _extend_model(model: nn.Module, rule: object, factor: float | None) -> nn.Module:
@@ -272,12 +272,18 @@ def _length(made: Rule, original: int) -> int:
     return original if isinstance(made, DynamicNTK) else round(made.factor * original)
 
 
-def _check(before: PositionPlan, after: PositionPlan, made: Rule) -> None:
+def _check(before: PositionPlan, config: Any, made: Rule) -> None:
     """Refuse what would be read back as something else.
 
     Raises:
         ConfigError: a layer that differs in more than its rule or in another way, or whose width the rule does not fit.
     """
+    try:
+        after = plan(config)
+    except ConfigError as error:  # the rule's own check of the rotary width
+        raise ConfigError(
+            f"extend: {made!r} does not fit this model. {str(error).partition(' cannot be used. ')[2] or error}"
+        ) from None
     for (wanted, _), (read, _) in zip(before.runs, after.runs, strict=True):
         if wanted.rotation is not None and wanted.entry in (None, "full_attention"):
             wanted = replace(wanted, rotation=replace(wanted.rotation, schedule=_over(wanted.rotation.schedule, made)))
@@ -285,11 +291,6 @@ def _check(before: PositionPlan, after: PositionPlan, made: Rule) -> None:
             raise ConfigError(
                 f"extend: the new keys would be read as {read!r}. Expected {wanted!r}. Use a rule whose settings the architecture reads."
             )
-    for rotation in dict.fromkeys(layer.rotation for layer, _ in after.runs if layer.rotation):
-        try:
-            rotation.frequencies()
-        except ValueError as error:  # the rule's own check of the rotary width
-            raise ConfigError(f"extend: {made!r} does not fit this model. {error}") from None
 
 
 def _over(schedule: Any, made: Any) -> Any:

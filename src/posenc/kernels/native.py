@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.library import Library, register_autograd, register_fake, register_vmap
 
 TABLE = {
@@ -165,15 +166,29 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _turn_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    interleaved, first, head_axis, transposed = ctx.settings
-    back = torch.ops.posenc.rotary(grad, *ctx.saved_tensors, interleaved, first, head_axis, not transposed)
-    return back, *(None,) * 6
+    return *_backward(torch.ops.posenc.rotary, ctx, [grad]), *(None,) * 6
 
 
 def _turn_pair_back(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Any, ...]:
-    interleaved, first, head_axis, transposed = ctx.settings
-    back = torch.ops.posenc.rotary_pair(q_grad, k_grad, *ctx.saved_tensors, interleaved, first, head_axis, not transposed)
-    return *back, *(None,) * 8
+    return *_backward(torch.ops.posenc.rotary_pair, ctx, [q_grad, k_grad]), *(None,) * 8
+
+
+def _backward(operator: Any, ctx: Any, grads: list[Tensor]) -> list[Tensor]:
+    """The transposed rotation, which carries tangents too: autograd would drop them silently for a custom operator."""
+
+    def back(grads: list[Tensor]) -> list[Tensor]:
+        *settings, transposed = ctx.settings
+        turned = operator(*grads, *ctx.saved_tensors, *settings, not transposed)
+        return [turned] if len(grads) == 1 else list(turned)
+
+    if forward_ad._current_level < 0:
+        return back(grads)
+    duals = [forward_ad.unpack_dual(grad) for grad in grads]
+    primals = back([dual.primal for dual in duals])
+    if all(dual.tangent is None for dual in duals):
+        return primals
+    tangents = back([torch.zeros_like(dual.primal) if dual.tangent is None else dual.tangent for dual in duals])
+    return [forward_ad.make_dual(primal, tangent) for primal, tangent in zip(primals, tangents, strict=True)]
 
 
 for _name, _compute, _shape in (

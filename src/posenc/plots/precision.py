@@ -62,5 +62,5 @@ def precision_curves(schedule: Schedule, rotary_dim: int, limit: int, *, title: 
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_yscale("log")
     axes.set(title=title, xlabel="position (tokens)", ylabel="largest error of cos and sin", ylim=(None, 3))
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="rounded to", title_fontsize=8)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="computed with", title_fontsize=8)
     return figure

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from posenc.analysis.decay import random_scores, rotary_kernel
+from posenc.analysis.decay import Content, random_scores, rotary_kernel
 from posenc.analysis.shift import shift_matrix
 from posenc.analysis.waves import AngleCoverage
 from posenc.encodings.sinusoidal import Sinusoidal
-from posenc.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SIGNED, VERMILION, in_style, new_figure
+from posenc.plots.style import BLUE, GREEN, ORANGE, PURPLE, SIGNED, VERMILION, colour_bar, in_style, new_figure
 from posenc.schedules.base import Schedule
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ def shift(encoding: Sinusoidal, position: int, by: int) -> Figure:
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.2))
     image = left.imshow(matrix.tolist(), cmap=SIGNED, vmin=-1, vmax=1)
     left.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=left, fraction=0.05, pad=0.02)
-    bar.outline.set_visible(False)
-    left.set(title=f"M: {by:+d} tokens, {encoding.layout}", xlabel="channel read", ylabel="channel written")
+    left.set_anchor("N")
+    colour_bar(figure, image, left, "entry of M")
+    left.set(title=f"M of {by:+d} tokens, {encoding.layout}", xlabel="channel read", ylabel="channel written")
     right.axhline(0, color="0.8", linewidth=0.8)
-    right.plot(before.tolist(), color="0.7", linewidth=1.2, label=f"code of {position}")
-    right.plot(after.tolist(), color=BLUE, linewidth=1.6, label=f"code of {position + by}")
-    right.plot(moved.tolist(), "o", color=VERMILION, markersize=4, label=f"M · code of {position}")
+    right.plot(before.tolist(), "s", color="0.7", markersize=3.5, label=f"code of {position}")
+    right.plot(after.tolist(), "o", color=BLUE, markersize=6.5, markerfacecolor="none", label=f"code of {position + by}")
+    right.plot(moved.tolist(), "o", color=VERMILION, markersize=3, label=f"M · code of {position}")
     right.set(xlabel="channel", ylabel="value", ylim=(-1.12, 1.12))
-    right.set_title(f"the same M moves every code (off by {float((moved - after).abs().max()):.0e})")
+    right.set_title(f"M moves any code (off by {float((moved - after).abs().max()):.0e})")
     figure.legend(loc="outside lower right", ncols=3)
     return figure
 
@@ -65,14 +65,15 @@ def clock_hands(inv_freq: Tensor, positions: Sequence[int], pairs: Sequence[int]
     from matplotlib.patches import Circle, Wedge
 
     radius = 0.42
-    figure = new_figure(0.55 + 6.0 * len(pairs) / (len(positions) + 2.4))
+    figure = new_figure(0.8 + 5.4 * len(pairs) / len(positions))
     axes = figure.subplots()
     for row, pair in enumerate(pairs):
         omega = float(inv_freq[pair])
         for column, position in enumerate(positions):
             angle, centre = position * omega, (column, -row)
-            axes.add_patch(Circle(centre, radius, facecolor="white", edgecolor="0.75", linewidth=0.8))
-            axes.add_patch(Wedge(centre, radius, 0, degrees(angle % (2 * pi)), facecolor=BLUE, alpha=0.18, linewidth=0))
+            before = "#DCE9F4" if abs(angle) >= 2 * pi else "white"
+            axes.add_patch(Circle(centre, radius, facecolor=before, edgecolor="0.75", linewidth=0.8))
+            axes.add_patch(Wedge(centre, radius, 0, degrees(angle % (2 * pi)), facecolor=BLUE, alpha=0.25, linewidth=0))
             tip = column + radius * cos(angle), -row + radius * sin(angle)
             axes.plot((column, tip[0]), (-row, tip[1]), color=BLUE, linewidth=1.8, solid_capstyle="round")
     axes.set_aspect("equal")
@@ -81,12 +82,12 @@ def clock_hands(inv_freq: Tensor, positions: Sequence[int], pairs: Sequence[int]
     axes.set_yticks([-row for row in range(len(pairs))], [_turn(pair, float(inv_freq[pair])) for pair in pairs])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_title(f"{title}: from the right, anticlockwise")
+    axes.set_title(f"{title}: from the right, anticlockwise; shaded all round after a full turn")
     return figure
 
 
 @in_style
-def wavelength_chart(ladders: Mapping[str, Tensor], length: int, *, title: str = "Wavelengths") -> Figure:
+def wavelength_chart(ladders: Mapping[str, Tensor], length: int, *, title: str = "Wavelengths; hollow: no full turn within the trained length") -> Figure:
     """How many tokens each pair takes to turn once, against a trained length; hollow where it never does.
 
     Args:
@@ -120,7 +121,7 @@ def wavelength_chart(ladders: Mapping[str, Tensor], length: int, *, title: str =
 
 @in_style
 def coverage_rings(coverage: AngleCoverage, *, title: str = "Angles seen in training") -> Figure:
-    """A ring per pair, the fastest outside: the arc it has turned through within the trained length.
+    """A ring per pair, the slowest outside: the arc it has turned through within the trained length.
 
     Example:
         >>> coverage_rings(AngleCoverage(64, (10.0, 0.1))).axes[0].name
@@ -135,16 +136,17 @@ def coverage_rings(coverage: AngleCoverage, *, title: str = "Angles seen in trai
     place = left.get_subplotspec()
     left.remove()
     axes: Any = figure.add_subplot(place, projection="polar")
-    core = pairs * 0.3
-    radii = [core + pairs - 1 - pair for pair in range(pairs)]
-    axes.bar([0] * pairs, [1.0] * pairs, width=2 * pi, bottom=radii, align="edge", color="0.93", linewidth=0)
+    core = pairs * 0.2
+    radii = [core + pair for pair in range(pairs)]
+    height = 0.82 if pairs <= 24 else 1.0  # more rings have no room for gaps
+    axes.bar([0] * pairs, [height] * pairs, width=2 * pi, bottom=radii, align="edge", color="0.93", linewidth=0)
     arcs = [2 * pi * min(1.0, t) for t in turns]
     colours = [BLUE if t >= 1 else VERMILION for t in turns]
-    axes.bar([0] * pairs, [0.82] * pairs, width=arcs, bottom=radii, align="edge", color=colours, linewidth=0)
+    axes.bar([0] * pairs, [height] * pairs, width=arcs, bottom=radii, align="edge", color=colours, linewidth=0)
     axes.set(ylim=(0, core + pairs), yticks=[], xticks=[0, pi / 2, pi, 3 * pi / 2], xticklabels=["0", "90°", "180°", "270°"])
     axes.grid(visible=False)
     axes.spines["polar"].set_visible(False)
-    axes.set_title(title)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9.5)
     right.set_visible(True)
     right.axis("off")
     handles = [Patch(color=BLUE, label="seen at every angle"), Patch(color=VERMILION, label="angles seen so far"),
@@ -152,10 +154,10 @@ def coverage_rings(coverage: AngleCoverage, *, title: str = "Angles seen in trai
     right.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 0.62))
     first = coverage.incomplete[0] if missing else None
     lines = [f"{missing} of {pairs} pairs never complete", f"a turn within {coverage.length:,} tokens", ""]
-    lines += [f"outermost, pair 0: {_count(turns[0])}"]
+    lines += [f"innermost, pair 0: {_count(turns[0])}"]
     if first:
         lines += [f"last full, pair {first - 1}: {_count(turns[first - 1])}", f"first short, pair {first}: {_count(turns[first])}"]
-    lines += [f"innermost, pair {pairs - 1}: {_count(turns[-1])}"]
+    lines += [f"outermost, pair {pairs - 1}: {_count(turns[-1])}"]
     right.text(0, 0.55, "\n".join(lines), transform=right.transAxes, fontsize=8.5, va="top", linespacing=1.5)
     return figure
 
@@ -173,12 +175,16 @@ def decay_curve(schedule: Schedule, rotary_dim: int, limit: int, *, title: str =
     figure = new_figure(3.3)
     axes = figure.subplots()
     axes.axhline(0, color="0.8", linewidth=0.8, zorder=1)
-    for content, colour, label in (("equal", BLUE, "key equal to query"), ("independent", ORANGE, "key independent of query")):
-        mean, spread = random_scores(schedule, rotary_dim, distances, content=content)  # type: ignore[arg-type]
+    looks: tuple[tuple[Content, str, str], ...] = (
+        ("equal", BLUE, "key equal to query: √dim · mean of cosines, ± deviation"),
+        ("independent", ORANGE, "key independent of query: mean ± deviation"),
+    )
+    for content, colour, label in looks:
+        mean, spread = random_scores(schedule, rotary_dim, distances, content=content)
+        if content == "equal":
+            mean = rotary_kernel(schedule, rotary_dim, distances) * rotary_dim**0.5  # exactly
         axes.fill_between(at, (mean - spread).tolist(), (mean + spread).tolist(), color=colour, alpha=0.2, linewidth=0)
-        axes.plot(at, mean.tolist(), color=colour, linewidth=1.4, label=f"{label}: mean ± deviation")
-    kernel = rotary_kernel(schedule, rotary_dim, distances) * rotary_dim**0.5
-    axes.plot(at, kernel.tolist(), color="black", linewidth=0.9, linestyle="--", label="√dim · mean of cosines (all ones)")
+        axes.plot(at, mean.tolist(), color=colour, linewidth=1.4, label=label)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set(title=title, xlabel="distance (tokens)", ylabel="scaled score (logits)", xlim=(1, limit))

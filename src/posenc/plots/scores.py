@@ -13,7 +13,7 @@ from posenc.analysis.window import attention_reach
 from posenc.core.bias import ScoreBias, SlopeBias, materialize
 from posenc.core.distance import t5_bucket
 from posenc.core.sites import Encoding
-from posenc.plots.style import BLUE, GREY, MAGNITUDE, SIGNED, VERMILION, in_style, new_figure
+from posenc.plots.style import BLUE, GREY, MAGNITUDE, SIGNED, VERMILION, colour_bar, in_style, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,17 +39,17 @@ def bias_fan(bias: ScoreBias, length: int, *, title: str = "Score bias by distan
     figure = new_figure(3.3)
     left, right = figure.subplots(1, 2)
     for head in range(heads):
-        mean = f"head {head}{_slope(bias, head)}: mean {reach.mean[head]:,.1f}"
+        mean = f"head {head}{_slope(bias, head)}: {reach.mean[head]:,.1f}"
         left.plot(values[head].tolist(), color=colours[head], linewidth=1.5)
         right.plot(weights[head].tolist(), color=colours[head], linewidth=1.5, label=mean)
     lowest, highest = float(values.min()), float(values.max())
     room = 0.05 * (min(highest - lowest, -_DEEPEST) or 1.0)
     left.set(title=title, xlabel="distance to the key (tokens)", ylabel="bias on the score (logits)")
     left.set(ylim=(max(lowest, highest + _DEEPEST) - room, highest + room), xlim=(0, length - 1))
-    right.set(title="weight with no content", xlabel="distance to the key (tokens)", ylabel="attention weight")
+    right.set(title="Weight when all content is alike", xlabel="distance to the key (tokens)", ylabel="attention weight")
     right.set(xlim=(0, length - 1), ylim=(0, None))
     if heads <= 12:
-        right.legend(title="mean distance in tokens", title_fontsize=8, handlelength=1.2)
+        right.legend(title=f"mean distance within {length:,} tokens", title_fontsize=8, handlelength=1.2)
     return figure
 
 
@@ -70,19 +70,20 @@ def bucket_staircase(buckets: int, max_distance: int) -> Figure:
         exact = buckets // (2 if direction == "causal" else 4)
         past = distances >= 0
         axes.axvspan(-exact if direction == "bidirectional" else 0, exact, color="0.92", linewidth=0)
-        axes.step(distances[past].tolist(), of[past].tolist(), where="post", color=BLUE, linewidth=1.5, label="past")
+        axes.step(distances[past].tolist(), of[past].tolist(), where="mid", color=BLUE, linewidth=1.5)
         if direction == "bidirectional":
-            axes.step(distances[~past].tolist(), of[~past].tolist(), where="mid", color=VERMILION, linewidth=1.5, label="future")
+            axes.step(distances[~past].tolist(), of[~past].tolist(), where="mid", color=VERMILION, linewidth=1.5)
         for edge in (max_distance, -max_distance):
             axes.axvline(edge, color="0.4", linewidth=0.9, linestyle=":")
         axes.set(xlabel="distance, query − key (tokens)", xlim=(float(distances[0]), far), ylim=(-1, buckets))
     left.set_ylabel("bucket")
     left.set_title("causal (decoder)")
     right.set_title("bidirectional (encoder)")
-    right.legend(loc="upper right")
+    right.text(0.45 * far, 0.53 * buckets, "past", color=BLUE, fontsize=9)
+    right.text(-0.62 * far, 0.72 * buckets, "future", color=VERMILION, fontsize=9)
     left.text(
         0.98, 0.04, f"grey: one distance each\ndotted: all from {max_distance} share one", transform=left.transAxes,
-        ha="right", fontsize=8, color=GREY,
+        ha="right", fontsize=8, color=GREY, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
     )  # fmt: skip
     return figure
 
@@ -100,7 +101,7 @@ def shuffled_attention(rows: Mapping[str, Sequence[Encoding]], *, length: int = 
         8
     """
     found = {name: shuffle(encodings, length=length, dim=dim, heads=heads) for name, encodings in rows.items()}
-    figure = new_figure(0.5 + 2.1 * len(found))
+    figure = new_figure(1.0 + 2.15 * len(found))
     panels = figure.subplots(len(found), 3, squeeze=False, sharex=True, sharey=True)
     most = max(float(torch.maximum(s.weights, s.shuffled_weights).max()) for s in found.values())
     gaps = {name: s.shuffled_weights - s.weights for name, s in found.items()}
@@ -121,9 +122,7 @@ def shuffled_attention(rows: Mapping[str, Sequence[Encoding]], *, length: int = 
     for axes in panels[-1]:
         axes.set_xlabel("key (token)")
     for image, columns, label in ((weight, panels[:, :2], "attention weight"), (change, panels[:, 2:], "difference in weight")):
-        bar = figure.colorbar(image, ax=columns, fraction=0.05, pad=0.02)
-        bar.outline.set_visible(False)
-        bar.set_label(label, fontsize=8)
+        colour_bar(figure, image, columns, label, location="bottom")
     return figure
 
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
-WIDTH = 6.8  # inches; 1020 pixels at 150 dots, the width of a README
 SIGNED, MAGNITUDE = "RdBu_r", "viridis"  # both readable without telling red from green
 BLUE, VERMILION, GREEN, ORANGE, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "0.45"
 
+_WIDTH = 6.8  # inches; 1020 pixels at 150 dots
 _SETTINGS = {
     "figure.dpi": 150,
     "savefig.dpi": 150,
@@ -66,11 +66,22 @@ def in_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return drawn
 
 
-def new_figure(height: float, width: float = WIDTH) -> Figure:
-    """An empty figure, in inches, that lays itself out."""
+def new_figure(height: float) -> Figure:
+    """An empty figure of a README's width, its height in inches, that lays itself out."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    engine: Any = figure.get_layout_engine()
+    engine.set(wspace=0.06)
+    return figure
+
+
+def colour_bar(figure: Any, image: Any, axes: Any, label: str, **kwargs: Any) -> None:
+    """What the colours of an image mean."""
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, **kwargs)
+    bar.outline.set_visible(False)
+    bar.set_label(label, fontsize=8)
+    bar.ax.tick_params(labelsize=7.5)
 
 
 def render(figure: Figure, kind: str) -> bytes:

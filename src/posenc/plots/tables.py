@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.analysis.similarity import check_codes, similarity_kernel, similarity_matrix
 from posenc.errors import ShapeError
-from posenc.plots.style import BLUE, GREY, SIGNED, VERMILION, in_style, new_figure
+from posenc.plots.style import BLUE, SIGNED, VERMILION, colour_bar, in_style, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ def similarity(inv_freq: Tensor, length: int, *, title: str = "How alike sinusoi
     matrix = similarity_kernel(lags[:, None] - lags, inv_freq) / pairs
     figure = new_figure(3.1)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
-    _colours(figure, left, matrix, label="dot product ÷ its largest", square=True)
+    _colours(figure, left, matrix, label="dot product ÷ largest", square=True)
     left.set(title=title, xlabel="position (tokens)", ylabel="position (tokens)")
     right.axhline(0, color="0.8", linewidth=0.8, zorder=1)
     right.plot(kernel.tolist(), color=BLUE, linewidth=1.6)
@@ -60,7 +60,7 @@ def similarity(inv_freq: Tensor, length: int, *, title: str = "How alike sinusoi
             f"rises again\nfrom lag {first - 1}", (first - 1, float(kernel[first - 1])), xytext=(12, 26),
             textcoords="offset points", color=VERMILION, fontsize=8, arrowprops={"arrowstyle": "-", "color": VERMILION},
         )  # fmt: skip
-    right.set(title="by lag: depends on nothing else", xlabel="lag (tokens)", ylabel="dot product ÷ its largest", ylim=(None, 1.04))
+    right.set(title="By lag, which is all it depends on", xlabel="lag (tokens)", ylabel="dot product ÷ largest", ylim=(None, 1.04))
     return figure
 
 
@@ -81,7 +81,7 @@ def learned_table(weight: Tensor, *, title: str = "A learned table") -> Figure:
     _colours(figure, left, weight.detach().T, label="value")
     left.set(title=title, xlabel="position (tokens)", ylabel="channel")
     _colours(figure, right, similarity_matrix(weight, measure="cosine"), label="cosine of two rows", square=True, most=1.0)
-    right.set(title="how alike its rows are", xlabel="position (tokens)", ylabel="position (tokens)")
+    right.set(title="How alike its rows are", xlabel="position (tokens)", ylabel="position (tokens)")
     return figure
 
 
@@ -95,10 +95,8 @@ def _colours(
         values.tolist(), cmap=SIGNED, vmin=-most, vmax=most, aspect="equal" if square else "auto", origin="upper" if square else "lower"
     )
     axes.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
-    bar.outline.set_visible(False)
-    bar.set_label(label, fontsize=8)
-    bar.ax.tick_params(labelsize=7.5, color=GREY)
+    axes.set_anchor("N")
+    colour_bar(figure, image, axes, label)
 
 
 def _check_one(codes: Tensor, name: str) -> None:
