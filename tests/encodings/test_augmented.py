@@ -139,11 +139,14 @@ def test_seconds_have_their_own_spacing():
         Augmented(jitter=0.5)(frames)
 
 
-def test_training_is_captured():
+@pytest.mark.parametrize("settings", [FULL, {"shift": 7, "numbers": "integer"}], ids=["real", "integer"])
+def test_training_is_captured_for_any_length_and_batch(settings):
     torch.compiler.reset()
-    transform = torch.compile(Augmented(**FULL), fullgraph=True, backend="aot_eager")
-    for n in (8, 16):
-        assert bool((transform(torch.arange(n)).diff() > 0).all())
+    transform = torch.compile(Augmented(**settings), fullgraph=True, backend="aot_eager")
+    for rows, n in ((2, 8), (3, 16), (4, 24)):
+        moved = transform(torch.arange(n).expand(rows, n))
+        assert bool((moved.diff() > 0).all())
+        assert len(moved.unique(dim=0)) > 1
 
 
 def test_a_model_trains_on_moved_positions_and_rests_in_evaluation():

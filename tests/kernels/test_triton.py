@@ -154,6 +154,12 @@ class Cases:
             if x.stride(-1) == 1:
                 assert turned.stride() == torch.empty_like(x).stride(), name
 
+    def test_two_tensors_of_five_axes(self):
+        q, k = self.tensor(2, 2, 3, 3, 8), self.tensor(2, 2, 3, 2, 8)
+        tables = [self.table(*x.shape[:-1], 4) for x in (q, k)]
+        for x, table, turned in zip((q, k), tables, self.rotate((q, k), tables, pairing="half", head_axis=None), strict=True):
+            assert torch.equal(turned, self.expected(x, table, "half", head_axis=None))
+
     @settings(max_examples=8)
     @given(data=st.data())
     def test_anything(self, data):

@@ -127,11 +127,12 @@ class Augmented(PositionTransform):
         per_axis = per_sequence if self.axes is None else (*per_sequence[:-1], self.axes)
         if self.numbers == "integer":
             check_integer_positions(positions, name="Augmented", why="it keeps them integers")
-            steps = torch.randint(int(self.shift) + 1, per_axis, device=positions.device, generator=generator)
-            return positions.to(torch.int64) + steps
+            steps = torch.empty(per_axis, dtype=torch.int64, device=positions.device)
+            return positions.to(torch.int64) + steps.random_(0, int(self.shift) + 1, generator=generator)
 
         def uniform(*size: int) -> Tensor:
-            return 2 * torch.rand(*size, dtype=torch.float64, device=positions.device, generator=generator) - 1
+            draw = torch.empty(size, dtype=torch.float64, device=positions.device)
+            return draw.uniform_(-1, 1, generator=generator)  # torch.rand with a generator takes no symbolic size
 
         places = positions.to(torch.float64)
         self._check_spacing(places)

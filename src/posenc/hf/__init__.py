@@ -1,6 +1,7 @@
 """Hugging Face models: read a configuration's positions, put posenc's tables into a model, extend a context."""
 
 from posenc.hf.extension import extend
+from posenc.hf.parameters import parameters_of, schedule_from
 from posenc.hf.patching import Patch, patch, unpatch
 from posenc.hf.position_plan import LayerPlan, PositionPlan, plan
 from posenc.hf.rotation import Axes, Rotation
@@ -16,7 +17,9 @@ __all__ = [
     "PositionPlan",
     "Rotation",
     "extend",
+    "parameters_of",
     "patch",
     "plan",
+    "schedule_from",
     "unpatch",
 ]

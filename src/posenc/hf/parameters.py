@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from posenc.errors import ConfigError
@@ -143,6 +144,24 @@ def _rule(
                 long_amplitude=None if "long_mscale" in ignored else parameters.number("long_mscale"),
             )
     raise AssertionError(kind)
+
+
+def schedule_from(parameters: Mapping[str, Any], *, rotary_dim: int, max_length: int | None = None) -> Schedule | LengthRule:
+    """The schedule of a ``rope_parameters`` or ``rope_scaling`` block on its own; `plan` reads whole configurations.
+
+    Args:
+        rotary_dim: how many channels turn, for the length of factor lists.
+        max_length: ``max_position_embeddings``, which some rules count from.
+
+    Raises:
+        ConfigError: as `plan`.
+
+    Example:
+        >>> schedule_from({"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}, rotary_dim=64)
+        Linear(schedule=Geometric(base=10000.0), factor=4.0)
+    """
+    block = Keys(dict(parameters), "rope_parameters")
+    return schedule_of(block, kind=rope_type(block), max_length=max_length, original_length=None, pairs=rotary_dim // 2)
 
 
 def parameters_of(schedule: Schedule | LengthRule) -> dict[str, Any]:
