@@ -1,11 +1,14 @@
 """Names that docstring examples may use without importing them."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
 import posenc
+
+collect_ignore = [] if find_spec("triton") else ["src/posenc/kernels/triton_rotary.py"]  # Linux with CUDA has it
 
 torch.set_num_threads(1)  # small tensors: more threads only wait for each other on a busy machine
 

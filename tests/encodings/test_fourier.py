@@ -67,6 +67,7 @@ def test_conforms(name):
 
 
 def test_the_spec_builds_the_learned_kind_for_one_axis():
+    # drawn at one radian per unit of position, so above one: no such angle is owed at 10⁷
     conform(FourierFeatures, oracle, skip={"graph capture", "far positions", "dtypes"})
     (made,) = FourierFeatures.spec.build(SHAPE)
     assert (made.kind, made.axes) == ("learned", None)
@@ -140,7 +141,13 @@ def test_learned_frequencies_are_trained():
     for (name, one), other in zip(encoding.named_parameters(), twin.parameters(), strict=True):
         assert torch.equal(one, other), name
     encoding(torch.zeros(6, 8), patch_centres(2, 3).positions).square().sum().backward()
-    assert [name for name, _ in encoding.named_parameters()] == ["weight", "mlp.0.weight", "mlp.0.bias", "mlp.2.weight", "mlp.2.bias"]
+    assert [name for name, _ in encoding.named_parameters()] == [
+        "weight",
+        "mlp.0.weight",
+        "mlp.0.bias",
+        "mlp.2.weight",
+        "mlp.2.bias",
+    ]
     assert all(p.grad.abs().max() > 0 for p in encoding.parameters())
 
 

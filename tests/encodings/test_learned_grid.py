@@ -125,7 +125,10 @@ def test_a_checkpoint_of_another_size_is_refused_with_the_way_out(strict):
     with pytest.raises(RuntimeError) as caught:
         model.load_state_dict(checkpoint, strict=strict)
     message = str(caught.value)
-    assert "LearnedGrid: pos.weight of shape (197, 4) in the state dict. Expected (257, 4): prefix = 1 and a grid of 16 × 16" in message
+    assert (
+        "LearnedGrid: pos.weight of shape (197, 4) in the state dict. Expected (257, 4): prefix = 1 and a grid of 16 × 16"
+        in message
+    )
     assert "take .resized((16, 16)); or load posenc.convert.resize_table(weight, (16, 16), prefix=1)" in message
     assert "size mismatch" not in message
     assert torch.equal(model["pos"].weight, before)

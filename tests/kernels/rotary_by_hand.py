@@ -1,6 +1,6 @@
 """Calls a build of the kernel by hand, with buffers of exactly the size that a call needs; a script, run by a test.
 
-    python rotary_by_hand.py LIBRARY fuzz SEED
+    python rotary_by_hand.py LIBRARY fuzz SEED CALLS
     python rotary_by_hand.py LIBRARY broken WHAT
 
 Only the standard library, so that it starts quickly under a sanitizer. Results in double are compared bit for bit with
@@ -19,22 +19,15 @@ CODE_OF_DOUBLE = 1
 
 
 class Memory:
-    """A buffer of its own allocation, filled with numbers between -1 and 1."""
+    """A buffer of its own allocation: doubles between -1 and 1, or any bits."""
 
     def __init__(self, count, width):
-        self.width = width
-        self.bytes = bytearray(count * width)
-        self.numbers = []
-        if count:
-            self.address = ctypes.addressof((ctypes.c_char * len(self.bytes)).from_buffer(self.bytes))
-        else:
-            self.address = 0
-        if count and width in (4, 8):
-            self.numbers = ((ctypes.c_float if width == 4 else ctypes.c_double) * count).from_buffer(self.bytes)
+        self.bytes = bytearray(random.randbytes(count * width))
+        self.address = ctypes.addressof((ctypes.c_char * len(self.bytes)).from_buffer(self.bytes)) if count else 0
+        if width == 8:
+            self.numbers = memoryview(self.bytes).cast("d")
             for at in range(count):
                 self.numbers[at] = random.uniform(-1, 1)
-        elif count:
-            self.bytes[:] = random.randbytes(len(self.bytes))
 
 
 def strides(shape, order, slack):
@@ -48,26 +41,23 @@ def strides(shape, order, slack):
     return tuple(steps), reach
 
 
-def drawn(code, first, pairs, channels, head_axis, largest):
-    """The nine arguments of one tensor, and what a check needs to know of it."""
-    axes = random.randint(2 if head_axis else 1, 9)
-    shape = [random.choice((1, 1, 2, 3)) for _ in range(axes - 1)]
-    if axes > 1:
-        shape[-1] = random.choice((0, 1, 2, 7, largest))
-        shape[-2 if axes > 2 else -1] = random.choice((1, 3, 5))
-    shape.append(channels)
-    rows = shape[:-1]
+def drawn(code, pairs, channels, head_axis, tiled):
+    """The nine arguments of one tensor, and the memory that they point to."""
+    axes = random.randint(3 if head_axis else 1, 9)
+    shape = [*(random.choice((1, 1, 2, 3)) for _ in range(axes - 1)), channels]
+    if axes > 2:
+        shape[-3], shape[-2] = random.choice((1, 3, 5)), random.choice((0, 1, 2, 7, 20))
+    if tiled:  # several heads of many tokens, as they lie in memory
+        axes, shape = 3, [random.choice((2, 3)), random.randint(250, 800), channels]
+    rows, tokens = shape[:-1], []
     if head_axis:
         del rows[head_axis + 1]
-        keep = random.randint(1, len(rows)) if rows else 0
-        rows = [random.choice((1, n)) for n in rows[len(rows) - keep : -1]] + rows[-1:]
-    else:
-        keep = random.randint(0, len(rows))
-        rows = [random.choice((1, n)) for n in rows[len(rows) - keep :]]
-    table = (*rows, pairs)
-    order = random.sample(range(axes - 1), axes - 1) + [axes - 1]
+        tokens = [rows.pop()]  # the axis on which the table may not be one for all
+    rows = [random.choice((1, n)) for n in rows[random.randint(0, len(rows)) :]]
+    table = (*rows, *tokens, pairs)
+    order = [*(range(axes - 1) if tiled else random.sample(range(axes - 1), axes - 1)), axes - 1]
     x_steps, x_reach = strides(shape, order, (0, 3))
-    order = random.sample(range(axes - 1), axes - 1) + [axes - 1]
+    order = [*(range(axes - 1) if tiled else random.sample(range(axes - 1), axes - 1)), axes - 1]
     out_steps, out_reach = strides(shape, order, (0, 1))
     table_steps, table_reach = strides(table, range(len(table)), (0, 5))
     x, out = Memory(x_reach, STORED[code]), Memory(out_reach, STORED[code])
@@ -97,24 +87,20 @@ def check(arguments, memories, interleaved, first, head_axis, transposed):
         assert expected == [out.numbers[at_out + c] for c in range(shape[-1])], (arguments, first, head_axis)
 
 
-def fuzz(rotate, seed):
+def fuzz(rotate, seed, calls):
     random.seed(seed)
-    calls = 800
-    for at in range(calls):
+    for at in range(int(calls)):
         code, interleaved, transposed = random.randrange(4), random.randrange(2), random.randrange(2)
         head_axis = random.choice((0, -2, -3))
-        if head_axis == -3 or at % 100 == 0:
-            head_axis = -3 if random.random() < 0.9 else 0
         pairs, first = random.choice((0, 1, 2, 3, 7, 8, 9, 31, 64, 65)), random.randrange(3)
+        tiled = at % 30 == 0
+        if tiled:
+            head_axis, pairs = -3, random.choice((64, 65))
         channels = first + 2 * pairs + random.randrange(3)
-        largest = 700 if at % 20 == 0 else 20  # enough for tiles, now and then
-        tensors = []
-        while len(tensors) < 1 + at % 2:
-            try:
-                tensors.append(drawn(code, first, pairs, channels, head_axis, largest))
-            except IndexError:  # too few axes for an axis of heads
-                continue
-        rotate(code, interleaved, first, head_axis, transposed, *(argument for arguments, _ in tensors for argument in arguments))
+        tensors = [drawn(code, pairs, channels, head_axis, tiled) for _ in range(1 + at % 2)]
+        rotate(
+            code, interleaved, first, head_axis, transposed, *(argument for arguments, _ in tensors for argument in arguments)
+        )
         if code == CODE_OF_DOUBLE:
             for arguments, memories in tensors:
                 check(arguments, memories, interleaved, first, head_axis, transposed)
@@ -135,4 +121,4 @@ if __name__ == "__main__":
     loader = importlib.machinery.ExtensionFileLoader("_rotary", sys.argv[1])
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("_rotary", loader))
     loader.exec_module(module)
-    {"fuzz": fuzz, "broken": broken}[sys.argv[2]](module.rotate, sys.argv[3])
+    {"fuzz": fuzz, "broken": broken}[sys.argv[2]](module.rotate, *sys.argv[3:])

@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 import torch
+from tests.kernels.same_bits import BF16, DTYPES, F32, F64, PAIRINGS, same, table_of
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from posenc import RotaryTable, apply_rotary, apply_rotary_pair, explain
 from posenc.core.backends import Verdict
-from tests.kernels.same_bits import BF16, DTYPES, F32, F64, PAIRINGS, same, table_of
 
 pytest.importorskip("posenc.kernels._rotary")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.kernels.same_bits import BF16, DTYPES, F16, F32, F64, PAIRINGS, bits, check_pair, same, table_of
 
 from posenc import RotaryTable, apply_rotary, apply_rotary_pair
-from tests.kernels.same_bits import BF16, DTYPES, F16, F32, F64, PAIRINGS, bits, check_pair, same, table_of
 
 rotary = pytest.importorskip("posenc.kernels._rotary")
 from posenc.kernels import native  # noqa: E402  (it needs the line above)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tests.kernels.same_bits import BF16, F32, F64, PAIRINGS, same, table_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
@@ -18,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from posenc import RotaryTable, apply_rotary, apply_rotary_, apply_rotary_pair, explain
-from tests.kernels.same_bits import BF16, F32, F64, PAIRINGS, same, table_of
 
 pytest.importorskip("posenc.kernels._rotary")
 

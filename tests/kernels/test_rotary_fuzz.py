@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kernels.same_bits import DTYPES, F32, F64, PAIRINGS, bits, check_pair, same
 
 from posenc import RotaryTable, apply_rotary, apply_rotary_, apply_rotary_pair
-from tests.kernels.same_bits import DTYPES, F32, F64, PAIRINGS, bits, check_pair, same
 
 pytest.importorskip("posenc.kernels._rotary")
 
@@ -114,7 +114,11 @@ def test_right_and_wrong_calls_end_alike(data):
     x = torch.randn([*data.draw(sizes), data.draw(st.sampled_from([0, 2, 4, 5]))])
     cos, sin = (torch.randn([*data.draw(sizes), data.draw(st.sampled_from([0, 1, 2]))]) for _ in range(2))
     sin = data.draw(st.sampled_from([sin, torch.randn(cos.shape), torch.randn(cos.shape), torch.randn(cos.shape).double()]))
-    settings = {"pairing": "half", "head_axis": data.draw(st.sampled_from([None, -3, -2])), "start": data.draw(st.integers(-5, 2))}
+    settings = {
+        "pairing": "half",
+        "head_axis": data.draw(st.sampled_from([None, -3, -2])),
+        "start": data.draw(st.integers(-5, 2)),
+    }
     table = RotaryTable(cos, sin)
     mine, true = (outcome(apply_rotary, x, table, backend=backend, **settings) for backend in ("auto", "reference"))
     assert same(mine, true) if isinstance(true, torch.Tensor) else mine == true

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.kernels.same_bits import DTYPES, F64, PAIRINGS, same, table_of
 
 from posenc import RotaryTable, apply_rotary
-from tests.kernels.same_bits import DTYPES, F64, PAIRINGS, same, table_of
 
 SOURCE = Path(__file__).parents[2] / "src/posenc/kernels/rotary.c"
 BY_HAND = Path(__file__).with_name("rotary_by_hand.py")
@@ -39,23 +39,32 @@ def sanitized(tmp_path_factory):
     runtime = subprocess.run([GCC, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
     if not os.path.isabs(runtime):
         pytest.skip("gcc has no address sanitizer here")
-    flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-wrapv", "-Wall", "-Wextra", "-Werror"]
+    flags = [
+        "-O1",
+        "-g",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=undefined",
+        "-fno-wrapv",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ]
     library = build(tmp_path_factory.mktemp("sanitized"), *flags)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         # malloc for every Python object, so that each buffer has the sanitizer's zones around it
         more = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
-        command = [sys.executable, "-I", "-S", str(BY_HAND), str(library), *arguments]
-        return subprocess.run(command, env=os.environ | more, capture_output=True, text=True, timeout=120)
+        command = [sys.executable, "-S", "-s", str(BY_HAND), str(library), *arguments]
+        return subprocess.run(command, env=os.environ | more, capture_output=True, text=True, timeout=600)
 
     return run
 
 
-@pytest.mark.parametrize("seed", ["1", "2"])
-def test_drawn_calls_touch_their_own_memory_alone(sanitized, seed):
-    done = sanitized("fuzz", seed)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "800 calls, each right\n"
+@pytest.mark.parametrize("calls", ["300", pytest.param("10000", marks=pytest.mark.slow)])
+def test_drawn_calls_touch_their_own_memory_alone(sanitized, calls):
+    done = sanitized("fuzz", "1", calls)
+    assert (done.returncode, done.stderr[-2000:]) == (0, "")
+    assert done.stdout == f"{calls} calls, each right\n"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +81,7 @@ def test_the_sanitizers_do_find_mistakes(sanitized, broken, found):
     assert found in done.stderr
 
 
-@pytest.mark.parametrize("flags", [["-march=native"], ["-march=native", "-Ofast", "-fno-fast-math"], ["-O0"]])
+@pytest.mark.parametrize("flags", [["-march=native"], ["-O0"]])
 def test_other_builds_have_the_same_bits(tmp_path, flags):
     # for a processor with fused multiply-add GCC 12 makes vfmaddsub of interleaved pairs, if it may
     if platform.machine() not in ("x86_64", "AMD64") and "-march=native" in flags:
@@ -82,7 +91,10 @@ def test_other_builds_have_the_same_bits(tmp_path, flags):
     loader.exec_module(built)
     for dtype in DTYPES:
         for pairs in (1, 2, 3, 7, 16, 33):
-            x, table = torch.randn(2, 3, 5, 2 * pairs).to(dtype), table_of(range(5), pairs, F64 if dtype == F64 else torch.float32)
+            x, table = (
+                torch.randn(2, 3, 5, 2 * pairs).to(dtype),
+                table_of(range(5), pairs, F64 if dtype == F64 else torch.float32),
+            )
             for pairing in PAIRINGS:
                 out = torch.empty_like(x)
                 memory = x.data_ptr(), out.data_ptr(), x.shape, x.stride(), out.stride()

@@ -286,6 +286,13 @@ class Cases:
             (turned,) = self.kernel.rotate_gathered((x,), every, at, pairing="half", axis_of_pair=axes)
             assert torch.equal(turned, self.expected(x, rope.prepare(positions)[0], "half"))
 
+    def test_an_axis_that_positions_lack_is_not_a_number(self):
+        axes, at = torch.tensor([0, 3, 1, -1], device=self.device), torch.zeros(2, 3, dtype=torch.int64, device=self.device)
+        (turned,) = self.kernel.rotate_gathered(
+            (self.tensor(1, 2, 8),), self.table(3, 4), at, pairing="interleaved", axis_of_pair=axes
+        )
+        assert turned.isnan()[0].tolist() == [[False, False, True, True] * 2] * 2
+
     def test_gathered_gradients_and_in_place(self):
         x, (cos, sin) = self.tensor(1, 2, 5, 8), self.table(9, 4)
         positions = torch.tensor([8, 0, 3, 3, 1], device=self.device)
@@ -326,6 +333,7 @@ class TestInterpreted(Cases):
     __test__ = INTERPRETED
     device = "cpu"
 
+    @pytest.mark.slow
     def test_the_benchmark_runs_dry(self, tmp_path, monkeypatch):
         monkeypatch.setattr(Peers, "_import", lambda self, name, module: None)  # takes seconds
         result = CliRunner().invoke(benchmark, ["--dry-run", "--quick", "--out", str(tmp_path / "result.json")])

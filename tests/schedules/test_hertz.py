@@ -31,7 +31,9 @@ def test_frequencies_run_from_the_fastest_to_the_slowest(slowest, fastest, pairs
 
 def test_frames_give_the_widest_ladder():
     assert Hertz.of_frames(clip=30.0, hop=0.01) == Hertz(1 / 30, 50.0)
-    table = Sinusoidal(8, schedule=Hertz.of_frames(clip=32, hop=0.0078125)).table(seconds(4096, 125, 16_000).positions, dtype=F64)
+    table = Sinusoidal(8, schedule=Hertz.of_frames(clip=32, hop=0.0078125)).table(
+        seconds(4096, 125, 16_000).positions, dtype=F64
+    )
     # the slowest pair turns once per clip, so no two frames have its code; the fastest turns every second frame
     slowest = table[:, 6:]
     assert (slowest[1:] - slowest[:1]).norm(dim=-1).min() > 0.9 * 2 * pi / 4096

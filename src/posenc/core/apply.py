@@ -46,8 +46,8 @@ def apply_rotary(
     Args:
         start: the first rotating channel; negative counts from the end (``-2 * pairs``: the trailing channels).
         out: where to write the result (may be ``x`` itself); not for tensors that need a gradient.
-        backend: ``"auto"``, ``"native"`` (the compiled CPU kernel) or ``"reference"`` (the arithmetic in torch). All
-            give the same bits; `explain` says which one serves a call.
+        backend: ``"auto"``, ``"native"`` (the compiled CPU kernel), ``"reference"`` (the arithmetic in torch) or
+            ``"triton"`` (CUDA; not yet run on a GPU, so never chosen by itself). The first two give the same bits; `explain` says which one serves a call.
 
     Returns:
         The rotated tensor: ``x``'s shape, dtype, device and stride order; never aliases ``x`` unless ``out`` does.

@@ -155,7 +155,8 @@ class Triton(RotaryBackend):
             return f"triton cannot be imported ({error})"
         dtypes = {x.dtype for x in call.tensors}
         if len(dtypes) > 1 or not dtypes <= set(triton_rotary.WIDE):
-            return f"it serves one of float32, float64, bfloat16 and float16 at a time, not {', '.join(sorted(map(str, dtypes)))}"
+            named = ", ".join(sorted(map(str, dtypes)))
+            return f"it serves one of float32, float64, bfloat16 and float16 at a time, not {named}"
         if max(x.ndim for x in call.tensors) > triton_rotary.MOST_AXES:
             return f"it serves tensors of at most {triton_rotary.MOST_AXES} axes"
         if len({table.cos.shape[-1] for table in call.tables}) > 1:
@@ -226,5 +227,6 @@ def _join_like(x: Tensor, parts: list[Tensor]) -> Tensor:
     return joined.permute(*back, -1)
 
 
-ROTARY_BACKENDS: tuple[RotaryBackend, ...] = (Native(), Triton(), Reference())
-"""In the order in which ``"auto"`` asks them."""
+ROTARY_BACKENDS: tuple[RotaryBackend, ...] = (Native(), Reference(), Triton())
+"""In the order in which ``"auto"`` asks them. Triton's kernel comes after the one that serves everything, so it runs only
+where it is named, until it has run on a GPU."""

@@ -125,24 +125,24 @@ class Augmented(PositionTransform):
             )
         per_sequence = (*positions.shape[: positions.ndim - trailing], *(1 for _ in range(trailing)))
         per_axis = per_sequence if self.axes is None else (*per_sequence[:-1], self.axes)
+
+        def uniform(size: tuple[int, ...], least: float = -1.0, most: float = 1.0) -> Tensor:
+            draw = torch.empty(size, dtype=torch.float64, device=positions.device)
+            return draw.uniform_(least, most, generator=generator)  # torch.rand with a generator takes no symbolic size
+
         if self.numbers == "integer":
             check_integer_positions(positions, name="Augmented", why="it keeps them integers")
-            steps = torch.empty(per_axis, dtype=torch.int64, device=positions.device)
-            return positions.to(torch.int64) + steps.random_(0, int(self.shift) + 1, generator=generator)
-
-        def uniform(*size: int) -> Tensor:
-            draw = torch.empty(size, dtype=torch.float64, device=positions.device)
-            return draw.uniform_(-1, 1, generator=generator)  # torch.rand with a generator takes no symbolic size
-
+            steps = uniform(per_axis, 0.0, self.shift + 1).floor().clamp(max=self.shift)  # a draw may round up to its end
+            return positions.to(torch.int64) + steps.to(torch.int64)
         places = positions.to(torch.float64)
         self._check_spacing(places)
-        moved = places + self.shift * uniform(*per_axis) + self.jitter * uniform(*positions.shape)
-        return moved * torch.exp(log(self.stretch) * uniform(*per_sequence))
+        moved = places + self.shift * uniform(per_axis) + self.jitter * uniform(positions.shape)
+        return moved * torch.exp(log(self.stretch) * uniform(per_sequence))
 
     def _check_spacing(self, places: Tensor) -> None:
         """Neighbours that each move by less than half of their distance keep their order."""
         apart = places.diff(dim=-1 if self.axes is None else -2).abs()
-        valid = (apart == 0) | (apart >= 2 * self.jitter)
+        valid = (apart == 0) | (apart * (1 + 1e-9) >= 2 * self.jitter)  # frames 10 ms apart are so up to rounding
         check_values(
             valid,
             lambda: (

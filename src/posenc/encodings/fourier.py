@@ -106,7 +106,9 @@ class FourierFeatures(InputEncoding):
                 "cosine each. Choose another width."
             )
         if kind == "bands" and std is not None:
-            raise ValueError(f"FourierFeatures: std = {std} of kind 'bands'. Expected none, since nothing is drawn. Leave it out.")
+            raise ValueError(
+                f"FourierFeatures: std = {std} of kind 'bands'. Expected none, since nothing is drawn. Leave it out."
+            )
         std = 1.0 if std is None else std
         if isinstance(std, bool) or not isinstance(std, (int, float)) or not (isfinite(std) and std > 0):
             raise ValueError(
@@ -164,7 +166,9 @@ class FourierFeatures(InputEncoding):
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         if x.shape[-1] != self.dim:
-            raise ShapeError(f"FourierFeatures: x has width {x.shape[-1]}. Expected {self.dim}. Build it with the model's width.")
+            raise ShapeError(
+                f"FourierFeatures: x has width {x.shape[-1]}. Expected {self.dim}. Build it with the model's width."
+            )
         at = resolve_positions(positions, x.shape[-2], name="FourierFeatures", device=x.device, axes=self.axes)
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         features = self.features(at, dtype=wide)

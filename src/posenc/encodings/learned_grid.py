@@ -109,7 +109,9 @@ class LearnedGrid(InputEncoding):
         weight = self.weight.detach()
         made = LearnedGrid(self.dim, grid, self.prefix, device=weight.device, dtype=weight.dtype)
         with torch.no_grad():
-            made.weight.copy_(resize_table(weight, made.grid, grid=self.grid, prefix=self.prefix, mode=mode, antialias=antialias))
+            made.weight.copy_(
+                resize_table(weight, made.grid, grid=self.grid, prefix=self.prefix, mode=mode, antialias=antialias)
+            )
         made.weight.requires_grad_(self.weight.requires_grad)
         return made.train(self.training)
 
@@ -161,6 +163,4 @@ class LearnedGrid(InputEncoding):
                 f".resized({self.grid}); or load posenc.convert.resize_table(weight, {self.grid}, prefix={self.prefix})."
             )
             return
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)

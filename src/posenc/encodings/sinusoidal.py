@@ -102,7 +102,9 @@ class Sinusoidal(InputEncoding):
                     "other, since a schedule is the frequencies. Leave rule and base out."
                 )
             if dim % 2:
-                raise ValueError(f"Sinusoidal: dim = {dim} with a schedule, which makes pairs. Expected an even width. Add a channel.")
+                raise ValueError(
+                    f"Sinusoidal: dim = {dim} with a schedule, which makes pairs. Expected an even width. Add a channel."
+                )
             schedule.frequencies(dim)  # one that does not fit says so now
 
     def extra_repr(self) -> str:

@@ -75,9 +75,7 @@ class LogitTemperature(QKEncoding):
     def extra_repr(self) -> str:
         return repr(self.factor)
 
-    def prepare(
-        self, positions: Tensor, k_positions: Tensor | None = None, *, dtype: torch.dtype = torch.float32
-    ) -> Tensor:
+    def prepare(self, positions: Tensor, k_positions: Tensor | None = None, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """The factor of each query, ``[*batch, seq]``; keys have none."""
         check_positions(positions, name="LogitTemperature")
         home = positions.cpu() if positions.device.type == "mps" else positions  # no float64 on mps

@@ -47,7 +47,7 @@ _MANY = 2048  # tiles that keep a large GPU busy; with more of them a program ta
 
 @triton.jit
 def _rows_of_table(
-    lookup, token, present, pair, length, row_step, axis_step, axis_of_pair, documents, bisections,
+    lookup, token, present, pair, length, row_step, axis_step, axis_of_pair, axes, documents, bisections,
     PAIRS: tl.constexpr, LOOKUP: tl.constexpr,
 ):  # fmt: skip
     """Where in the table the pairs of each token are, which of them are there, and which tokens are padding."""
@@ -55,9 +55,9 @@ def _rows_of_table(
     if LOOKUP == "none":  # the table has a row for each token
         return token[:, None] + pair[None, :], present[:, None], padding
     if LOOKUP == "axes":
-        axis = tl.load(axis_of_pair + pair, mask=pair < PAIRS, other=0).to(tl.int64)
-        turning = present[:, None] & (pair < PAIRS)[None, :]
-        position = tl.load(lookup + token[:, None] + (axis * axis_step)[None, :], mask=turning, other=0).to(tl.int64)
+        axis = tl.load(axis_of_pair + pair, mask=pair < PAIRS, other=-1).to(tl.int64)
+        read = present[:, None] & ((axis >= 0) & (axis < axes))[None, :]
+        position = tl.load(lookup + token[:, None] + (axis * axis_step)[None, :], mask=read, other=-1).to(tl.int64)
     elif LOOKUP == "positions":
         position = tl.load(lookup + token, mask=present, other=0).to(tl.int64)[:, None]
     else:  # the last document that begins at the token or before
@@ -76,7 +76,7 @@ def _rows_of_table(
 
 @triton.jit
 def _turn_tile(
-    program, job, length, row_step, axis_of_pair, documents, bisections,
+    program, job, length, row_step, axis_of_pair, axes, documents, bisections,
     CHANNELS: tl.constexpr, FIRST: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
     BLOCK: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr, TRANSPOSED: tl.constexpr, LOOKUP: tl.constexpr,
 ):  # fmt: skip
@@ -95,7 +95,7 @@ def _turn_tile(
     turning = present[:, None] & (pair < PAIRS)[None, :]
     token = row * table_step[0] + first_head * table_step[1] + inner * table_step[2] + outer * table_step[3]
     at, known, padding = _rows_of_table(
-        lookup, token, present, pair, length, row_step, axis_step, axis_of_pair, documents, bisections, PAIRS, LOOKUP
+        lookup, token, present, pair, length, row_step, axis_step, axis_of_pair, axes, documents, bisections, PAIRS, LOOKUP
     )
     # what a table does not hold is not a number, and never read from beside it
     c = tl.load(cos + at, mask=turning & known, other=float("nan"))
@@ -135,9 +135,9 @@ def _turn_tile(
             tl.store(target + channel, tl.load(source + channel, mask=mask), mask=mask)
 
 
-@triton.jit(do_not_specialize=["programs", "length", "documents", "bisections"])
+@triton.jit(do_not_specialize=["programs", "length", "axes", "documents", "bisections"])
 def _turn(
-    q, k, programs, length, row_step, axis_of_pair, documents, bisections,
+    q, k, programs, length, row_step, axis_of_pair, axes, documents, bisections,
     CHANNELS: tl.constexpr, FIRST: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
     BLOCK: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr, TRANSPOSED: tl.constexpr, LOOKUP: tl.constexpr,
     TENSORS: tl.constexpr,
@@ -147,17 +147,17 @@ def _turn(
     if TENSORS == 2:
         if program < programs:
             _turn_tile(
-                program, q, length, row_step, axis_of_pair, documents, bisections,
+                program, q, length, row_step, axis_of_pair, axes, documents, bisections,
                 CHANNELS, FIRST, PAIRS, ROWS, HEADS, BLOCK, REST, INTERLEAVED, TRANSPOSED, LOOKUP,
             )  # fmt: skip
         else:
             _turn_tile(
-                program - programs, k, length, row_step, axis_of_pair, documents, bisections,
+                program - programs, k, length, row_step, axis_of_pair, axes, documents, bisections,
                 CHANNELS, FIRST, PAIRS, ROWS, HEADS, BLOCK, REST, INTERLEAVED, TRANSPOSED, LOOKUP,
             )  # fmt: skip
     else:
         _turn_tile(
-            program, q, length, row_step, axis_of_pair, documents, bisections,
+            program, q, length, row_step, axis_of_pair, axes, documents, bisections,
             CHANNELS, FIRST, PAIRS, ROWS, HEADS, BLOCK, REST, INTERLEAVED, TRANSPOSED, LOOKUP,
         )  # fmt: skip
 
@@ -221,8 +221,8 @@ def rotate_gathered(
     """Turn one tensor or two of the same tokens, each token by the row of one table that its position names.
 
     The thing people get wrong: a position past the table. Nothing here waits for the device to look, so such a token
-    comes out as not a number, from which everybody sees that the table was too short; memory beside the table is never
-    read. Not yet run on a GPU.
+    comes out as not a number, from which everybody sees that the table was too short; so does a pair that reads an axis
+    which positions do not have. Memory beside the table and the positions is never read. Not yet run on a GPU.
 
     Args:
         table: cosine and sine of the positions ``0, 1, …, length - 1``.
@@ -387,7 +387,7 @@ def _turn_into(
     with torch.cuda.device_of(xs[0]):
         _turn[(sum(programs),)](
             jobs[0], jobs[-1], programs[0], cos.shape[0], cos.stride(0), cos if axis_of_pair is None else axis_of_pair.contiguous(),
-            documents, documents.bit_length(),
+            0 if positions is None else positions.shape[-1], documents, documents.bit_length(),
             CHANNELS=channels, FIRST=first, PAIRS=pairs, ROWS=rows, HEADS=heads, BLOCK=block,
             REST=triton.next_power_of_2(passing) if passing else 0,
             INTERLEAVED=interleaved, TRANSPOSED=transposed, LOOKUP=lookup, TENSORS=len(xs),

@@ -35,9 +35,8 @@ def shift(encoding: Sinusoidal, position: int, by: int) -> Figure:
     moved = matrix @ before
     figure = new_figure(3.1)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.2))
-    image = left.imshow(matrix.tolist(), cmap=SIGNED, vmin=-1, vmax=1)
+    image = left.imshow(matrix.tolist(), cmap=SIGNED, vmin=-1, vmax=1, aspect="auto")
     left.spines[:].set_visible(False)
-    left.set_anchor("N")
     colour_bar(figure, image, left, "entry of M")
     left.set(title=f"M of {by:+d} tokens, {encoding.layout}", xlabel="channel read", ylabel="channel written")
     right.axhline(0, color="0.8", linewidth=0.8)
@@ -82,7 +81,7 @@ def clock_hands(inv_freq: Tensor, positions: Sequence[int], pairs: Sequence[int]
     axes.set_yticks([-row for row in range(len(pairs))], [_turn(pair, float(inv_freq[pair])) for pair in pairs])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_title(f"{title}: from the right, anticlockwise; shaded all round after a full turn")
+    axes.set_title(f"{title}: from the right, anticlockwise; tinted after a full turn")
     return figure
 
 
@@ -138,18 +137,18 @@ def coverage_rings(coverage: AngleCoverage, *, title: str = "Angles seen in trai
     axes: Any = figure.add_subplot(place, projection="polar")
     core = pairs * 0.2
     radii = [core + pair for pair in range(pairs)]
-    height = 0.82 if pairs <= 24 else 1.0  # more rings have no room for gaps
-    axes.bar([0] * pairs, [height] * pairs, width=2 * pi, bottom=radii, align="edge", color="0.93", linewidth=0)
+    height, seam = (0.82, 0.0) if pairs <= 24 else (1.0, 0.4)  # more rings have no room for gaps
+    axes.bar([0] * pairs, [height] * pairs, width=2 * pi, bottom=radii, align="edge", color="0.93", edgecolor="0.93", linewidth=seam)
     arcs = [2 * pi * min(1.0, t) for t in turns]
     colours = [BLUE if t >= 1 else VERMILION for t in turns]
-    axes.bar([0] * pairs, [height] * pairs, width=arcs, bottom=radii, align="edge", color=colours, linewidth=0)
+    axes.bar([0] * pairs, [height] * pairs, width=arcs, bottom=radii, align="edge", color=colours, edgecolor=colours, linewidth=seam)
     axes.set(ylim=(0, core + pairs), yticks=[], xticks=[0, pi / 2, pi, 3 * pi / 2], xticklabels=["0", "90°", "180°", "270°"])
     axes.grid(visible=False)
     axes.spines["polar"].set_visible(False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=9.5)
     right.set_visible(True)
     right.axis("off")
-    handles = [Patch(color=BLUE, label="seen at every angle"), Patch(color=VERMILION, label="angles seen so far"),
+    handles = [Patch(color=BLUE, label="seen at every angle"), Patch(color=VERMILION, label="angles seen of a slow pair"),
                Patch(color="0.9", label="never seen")]  # fmt: skip
     right.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 0.62))
     first = coverage.incomplete[0] if missing else None

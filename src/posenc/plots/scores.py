@@ -102,6 +102,7 @@ def shuffled_attention(rows: Mapping[str, Sequence[Encoding]], *, length: int = 
     """
     found = {name: shuffle(encodings, length=length, dim=dim, heads=heads) for name, encodings in rows.items()}
     figure = new_figure(1.0 + 2.15 * len(found))
+    figure.set_layout_engine("compressed")
     panels = figure.subplots(len(found), 3, squeeze=False, sharex=True, sharey=True)
     most = max(float(torch.maximum(s.weights, s.shuffled_weights).max()) for s in found.values())
     gaps = {name: s.shuffled_weights - s.weights for name, s in found.items()}
@@ -121,6 +122,7 @@ def shuffled_attention(rows: Mapping[str, Sequence[Encoding]], *, length: int = 
             axes.spines[:].set_visible(False)
     for axes in panels[-1]:
         axes.set_xlabel("key (token)")
+        axes.set_xticks(range(0, length, max(length // 4, 1)))
     for image, columns, label in ((weight, panels[:, :2], "attention weight"), (change, panels[:, 2:], "difference in weight")):
         colour_bar(figure, image, columns, label, location="bottom")
     return figure

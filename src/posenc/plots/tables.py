@@ -48,7 +48,7 @@ def similarity(inv_freq: Tensor, length: int, *, title: str = "How alike sinusoi
     matrix = similarity_kernel(lags[:, None] - lags, inv_freq) / pairs
     figure = new_figure(3.1)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
-    _colours(figure, left, matrix, label="dot product ÷ largest", square=True)
+    _colours(figure, left, matrix, label="dot product ÷ largest", origin="upper")
     left.set(title=title, xlabel="position (tokens)", ylabel="position (tokens)")
     right.axhline(0, color="0.8", linewidth=0.8, zorder=1)
     right.plot(kernel.tolist(), color=BLUE, linewidth=1.6)
@@ -80,22 +80,21 @@ def learned_table(weight: Tensor, *, title: str = "A learned table") -> Figure:
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
     _colours(figure, left, weight.detach().T, label="value")
     left.set(title=title, xlabel="position (tokens)", ylabel="channel")
-    _colours(figure, right, similarity_matrix(weight, measure="cosine"), label="cosine of two rows", square=True, most=1.0)
+    _colours(figure, right, similarity_matrix(weight, measure="cosine"), label="cosine of two rows", origin="upper", most=1.0)
     right.set(title="How alike its rows are", xlabel="position (tokens)", ylabel="position (tokens)")
     return figure
 
 
 def _colours(
-    figure: Any, axes: Any, values: Tensor, *, label: str, square: bool = False, most: float | None = None
+    figure: Any, axes: Any, values: Tensor, *, label: str, origin: str = "lower", most: float | None = None
 ) -> None:
     """A signed table: 0 is white, equal magnitudes are equally strong."""
     values = values.detach().to(torch.float64)
     most = most or float(values.abs().max()) or 1.0
     image = axes.imshow(
-        values.tolist(), cmap=SIGNED, vmin=-most, vmax=most, aspect="equal" if square else "auto", origin="upper" if square else "lower"
+        values.tolist(), cmap=SIGNED, vmin=-most, vmax=most, aspect="auto", origin=origin
     )
     axes.spines[:].set_visible(False)
-    axes.set_anchor("N")
     colour_bar(figure, image, axes, label)
 
 

@@ -1,0 +1,389 @@
+"""Turning in place, into another tensor and by a named backend; what is refused, and in which words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from tests.kernels.same_bits import BF16, DTYPES, F16, F32, F64, PAIRINGS, same, table_of
+
+from posenc import BackendRefused, RotaryTable, ShapeError, apply_rotary, apply_rotary_, apply_rotary_pair, explain
+from posenc.core import apply
+
+HALF = {"pairing": "half"}
+AT = torch.tensor([[0, 1, 2, 500, 7], [3, 3, 90, 11, 1_000_003]])
+
+
+@pytest.fixture(params=["native", "reference"])
+def backend(request):
+    if request.param == "native":
+        pytest.importorskip("posenc.kernels._rotary")
+    return request.param
+
+
+def tables(dtype, pairs=4):
+    return table_of(AT, pairs, F64 if dtype == F64 else F32)
+
+
+def randn(*shape, dtype=F32):
+    return torch.randn(shape).to(dtype)
+
+
+# --- in place and into out --------------------------------------------------------------------------------------------
+
+VIEWS = {
+    "plain": lambda d: randn(2, 3, 5, 12, dtype=d),
+    "by token": lambda d: randn(2, 5, 3, 12, dtype=d).transpose(1, 2),
+    "a slice of a projection": lambda d: randn(2, 5, 3, 3, 12, dtype=d).select(2, 1).transpose(1, 2),
+    "some channels": lambda d: randn(2, 3, 5, 20, dtype=d)[..., 5:17],
+    "every other channel": lambda d: randn(2, 3, 5, 24, dtype=d)[..., ::2],
+    "channels outermost": lambda d: randn(12, 2, 3, 5, dtype=d).permute(1, 2, 3, 0),
+    "empty": lambda d: randn(2, 0, 5, 12, dtype=d),
+}
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("view", VIEWS)
+def test_in_place_and_out_give_the_same_bits(view, dtype, pairing, backend):
+    x, table = VIEWS[view](dtype), tables(dtype)
+    settings = {"pairing": pairing, "start": 3}
+    expected = apply_rotary(x, table, backend="reference", **settings)
+    for make in VIEWS.values():
+        out = make(dtype) if view != "empty" else torch.empty_like(x)
+        if out.shape == x.shape:
+            assert apply_rotary(x, table, out=out, backend=backend, **settings) is out
+            assert same(out, expected)
+    again = x.clone()
+    assert apply_rotary(again, table, out=again, backend=backend, **settings) is again
+    assert same(again, expected)
+    assert apply_rotary_(x, table, backend=backend, **settings) is x
+    assert same(x, expected)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 2, 8, 12, 40, 59, 60, 61])
+def test_out_may_be_a_shifted_view_of_x(shift, backend):
+    # as numpy.copyto: the result is that of a call without shared memory
+    memory = torch.randn(2 * 5 * 6 + 61)
+    x, out = memory[61 - shift :][:60].view(2, 5, 6), memory[61:][:60].view(2, 5, 6)
+    back = memory[61 - shift :][:60].view(2, 5, 6)
+    table = table_of(AT[0], 3)
+    for source, target in ((x, out), (out, back)):
+        expected = apply_rotary(source.clone(), table, **HALF)
+        apply_rotary(source, table, out=target, backend=backend, **HALF)
+        assert same(target, expected)
+
+
+def test_out_may_lie_in_memory_that_two_storages_own(backend):
+    numpy = pytest.importorskip("numpy")
+    memory = numpy.random.default_rng(0).random(70, dtype=numpy.float32)
+    x, out = torch.from_numpy(memory[:60]).view(2, 5, 6), torch.from_numpy(memory[6:66]).view(2, 5, 6)
+    assert x.untyped_storage().data_ptr() != out.untyped_storage().data_ptr()
+    expected = apply_rotary(x.clone(), table_of(AT[0], 3), **HALF)
+    apply_rotary(x, table_of(AT[0], 3), out=out, backend=backend, **HALF)
+    assert same(out, expected)
+
+
+def test_out_may_be_the_table_and_heads_may_swap(backend):
+    cos, sin = torch.randn(5, 4), torch.randn(5, 4)
+    x = torch.randn(5, 8)
+    both = torch.cat([cos, sin], dim=-1)
+    settings = {**HALF, "head_axis": None, "backend": backend}
+    expected = apply_rotary(x, RotaryTable(cos, sin), **settings)
+    apply_rotary(x, RotaryTable(both[:, :4], both[:, 4:]), out=both, **settings)
+    assert same(both, expected)
+    heads = torch.randn(2, 5, 8)
+    expected = apply_rotary(heads.flip(0), RotaryTable(cos, sin), **settings)
+    swapped = heads.as_strided((2, 5, 8), (40, 8, 1))
+    apply_rotary(heads.flip(0), RotaryTable(cos, sin), out=swapped, **settings)
+    assert same(heads, expected)
+
+
+OVERLAPPING = {
+    "expanded": lambda: torch.randn(1, 1, 5, 8).expand(2, 3, 5, 8),
+    "one row": lambda: torch.randn(8).expand(2, 3, 5, 8),
+    "windows": lambda: torch.randn(16).unfold(0, 8, 2).expand(1, 1, 5, 8),
+    "rows that meet": lambda: torch.randn(200).as_strided((1, 3, 5, 8), (0, 50, 7, 1)),
+    "woven": lambda: torch.randn(200).as_strided((1, 2, 5, 8), (0, 3, 16, 2)),
+}
+
+
+@pytest.mark.parametrize("of", OVERLAPPING)
+def test_what_overlaps_itself_is_refused(of, backend):
+    x, table = OVERLAPPING[of](), table_of(AT[0], 4)
+    table = RotaryTable(*(part[: x.shape[2]] for part in table))
+    before = x.clone()
+    with pytest.raises(
+        ValueError, match=r"apply_rotary_: x of shape .* with strides .* overlaps itself.*Call contiguous\(\) first"
+    ):
+        apply_rotary_(x, table, backend=backend, **HALF)
+    with pytest.raises(ValueError, match=r"apply_rotary: out of shape .* overlaps itself.*Pass torch\.empty_like\(x\)"):
+        apply_rotary(before, table, out=x, backend=backend, **HALF)
+    assert same(x, before)
+    assert same(apply_rotary(x, table, backend=backend, **HALF), apply_rotary(before, table, **HALF))  # as an input it is fine
+
+
+def test_ordinary_views_are_not_taken_to_overlap():
+    x = torch.randn(4, 6, 8, 10)
+    for view in (
+        x[::2, 1:, :, ::3],
+        x.permute(3, 0, 2, 1),
+        x.diagonal(0, 1, 2),
+        x[:1].expand(1, 6, 8, 10),
+        x.mT,
+        x[0, 0, 0],
+        x[:0],
+    ):
+        assert not apply._overlaps(view)
+    # what cannot be decided quickly is taken to overlap: these six entries do not
+    assert apply._overlaps(x.as_strided((2, 3), (3, 2)))
+
+
+def test_what_needs_a_gradient_is_refused(backend):
+    x, table = torch.randn(2, 3, 5, 8), tables(F32)
+    learned = RotaryTable(table.cos.clone().requires_grad_(), table.sin)
+    message = "apply_rotary_: x or the table needs a gradient.*Use apply_rotary, or torch.no_grad()"
+    for tensor, turning in ((x.clone().requires_grad_(), table), (x, learned)):
+        with pytest.raises(ValueError, match=message):
+            apply_rotary_(tensor, turning, backend=backend, **HALF)
+    for tensor, turning, out in (
+        (x.clone().requires_grad_(), table, torch.empty_like(x)),
+        (x, learned, torch.empty_like(x)),
+        (x, table, torch.empty_like(x).requires_grad_()),
+    ):
+        with pytest.raises(ValueError, match="apply_rotary: out= with a tensor that needs a gradient.*Leave out= away"):
+            apply_rotary(tensor, turning, out=out, backend=backend, **HALF)
+    parameter = torch.nn.Parameter(x.clone())
+    with torch.no_grad():
+        apply_rotary_(parameter, table, backend=backend, **HALF)
+    assert same(parameter, apply_rotary(x, table, **HALF))
+    assert parameter.is_leaf
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "message"),
+    [
+        (lambda x: torch.empty(3, 5, 8), ShapeError, r"out is torch\.float32 of shape \(3, 5, 8\)"),
+        (lambda x: x.double(), ShapeError, r"out is torch\.float64 .* Expected torch\.float32"),
+        (lambda x: x.to(BF16), ShapeError, r"out is torch\.bfloat16"),
+        (lambda x: x.to("meta"), ValueError, "out is on meta and x on cpu"),
+    ],
+)
+def test_out_must_fit(out, error, message, backend):
+    x = torch.randn(2, 3, 5, 8)
+    with pytest.raises(error, match=f"apply_rotary: {message}.*Pass torch.empty_like"):
+        apply_rotary(x, tables(F32), out=out(x), backend=backend, **HALF)
+
+
+@pytest.mark.parametrize("how", ["in place", "out"])
+def test_overwriting_what_backward_reads_is_noticed(how, backend):
+    x, table, weight = torch.randn(2, 3, 5, 8), tables(F32), torch.randn(8, requires_grad=True)
+    product, version = (x * weight).sum(), x._version
+    if how == "in place":
+        apply_rotary_(x, table, backend=backend, **HALF)
+    else:
+        apply_rotary(torch.randn_like(x), table, out=x, backend=backend, **HALF)
+    assert x._version > version
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+# --- backends by name -------------------------------------------------------------------------------------------------
+
+
+def said(function, *args, **kwargs):
+    return {verdict.backend: (verdict.chosen, verdict.reason) for verdict in explain(function, *args, **HALF, **kwargs)}
+
+
+def test_explain_says_who_serves_each_function():
+    pytest.importorskip("posenc.kernels._rotary")
+    x, table = torch.randn(2, 3, 5, 8), tables(F32)
+    untouched = x.clone()
+    first = (True, "the first in the order of 'auto' that accepts")
+    for function, args in ((apply_rotary, (x, table)), (apply_rotary_, (x, table)), (apply_rotary_pair, (x, x, table, table))):
+        verdicts = said(function, *args)
+        assert verdicts["native"] == first
+        assert verdicts["reference"] == (False, "accepts, but another was named or comes first")
+        named = said(function, *args, backend="reference")
+        assert named["reference"] == (True, "named")
+        assert not named["native"][0]
+    assert same(x, untouched)  # nothing ran
+    assert said(apply_rotary_pair, q=x, k=x[:, :1], table=table)["native"] == first
+    assert said(apply_rotary, x.to(torch.float8_e4m3fn), table)["native"] == (
+        False, "refuses: it serves one of float32, float64, bfloat16 and float16 at a time, not torch.float8_e4m3fn",
+    )  # fmt: skip
+    mixed = said(apply_rotary_pair, x, x.double(), table)["native"][1]
+    assert mixed.startswith("refuses: it serves one of float32")
+    axes = said(apply_rotary_pair, x, x[0], RotaryTable(*(part[0] for part in table)))["native"][1]
+    assert axes == "refuses: it serves tensors of the same number of axes, at most nine"
+    with pytest.raises(ShapeError, match="positions of exactly these tokens"):
+        explain(apply_rotary, x[:, :, :4], table, **HALF)
+
+
+def test_a_named_backend_never_falls_back():
+    x, table = torch.randn(2, 3, 5, 8).to(torch.float8_e5m2), tables(F32)
+    for call in (
+        lambda: apply_rotary(x, table, backend="native", **HALF),
+        lambda: apply_rotary_(x, table, backend="native", **HALF),
+        lambda: apply_rotary(x, table, out=torch.empty_like(x), backend="native", **HALF),
+        lambda: apply_rotary_pair(x, x, table, backend="native", **HALF),
+    ):
+        with pytest.raises(BackendRefused, match=r"backend = 'native' refuses \(native: .*float8_e5m2\)") as caught:
+            call()
+        assert list(caught.value.refusals) == ["native"]
+    with pytest.raises(ValueError, match="backend = 'magic'. Expected 'auto' or one of native"):
+        apply_rotary_pair(x.float(), x.float(), table, backend="magic", **HALF)
+
+
+WITHOUT = """
+import sys
+sys.modules["posenc.kernels._rotary"] = None  # as where no compiler was
+import torch
+from posenc import BackendRefused, RotaryTable, apply_rotary, apply_rotary_, apply_rotary_pair, explain
+
+x, table = torch.randn(2, 3, 5, 8), RotaryTable(torch.randn(5, 4), torch.randn(5, 4))
+expected = apply_rotary(x, table, pairing="half", backend="reference")
+for turned in (apply_rotary(x, table, pairing="half"), *apply_rotary_pair(x, x, table, pairing="half")):
+    assert torch.equal(turned, expected)
+assert torch.equal(apply_rotary_(x.clone(), table, pairing="half"), expected)
+learned = x.clone().requires_grad_()
+apply_rotary(learned, table, pairing="half").sum().backward()
+assert learned.grad is not None
+for verdict in explain(apply_rotary, x, table, pairing="half"):
+    if verdict.backend == "native":
+        print(verdict.reason)
+try:
+    apply_rotary(x, table, pairing="half", backend="native")
+except BackendRefused as error:
+    print(error.refusals["native"])
+"""
+
+
+def test_without_the_extension_torch_turns():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", WITHOUT], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    verdict, refusal = done.stdout.splitlines()
+    assert verdict == f"refuses: {refusal}"
+    assert refusal.startswith("the compiled kernel is not installed (")
+    assert refusal.endswith("); build posenc where a C compiler is")
+
+
+def test_a_torch_without_parallel_for_is_served_by_one_thread(monkeypatch):
+    rotary = pytest.importorskip("posenc.kernels._rotary")
+    from posenc.kernels import native
+
+    for cached in (native.refusal, native.threads):
+        cached.cache_clear()
+    used = []
+    monkeypatch.setattr(native, "_torch_threads", lambda: None)
+    monkeypatch.setattr(rotary, "use_threads", used.append)
+    assert native.refusal() is None
+    assert used == []
+    assert native.threads() == "one thread, because this torch has no torch_parallel_for"
+    for cached in (native.refusal, native.threads):
+        cached.cache_clear()
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "native", "reference"])
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"x": torch.ones(2, 3, 5, 8, dtype=torch.int32)}, TypeError, r"x is torch\.int32"),
+        ({"x": torch.ones(2, 3, 5, 8, dtype=torch.bool)}, TypeError, r"x is torch\.bool"),
+        ({"x": torch.ones(2, 3, 5, 8, dtype=torch.complex64)}, TypeError, r"x is torch\.complex64"),
+        ({"x": torch.ones(2, 3, 5, 8).tolist()}, TypeError, "x is a list"),
+        ({"x": torch.ones(2, 3, 5, 8).to_sparse()}, ShapeError, "torch.sparse_coo.*Use to_dense"),
+        ({"x": torch.tensor(1.0)}, ShapeError, "x of 0 axes"),
+        ({"table": RotaryTable(torch.tensor(1.0), torch.tensor(1.0))}, ShapeError, "with a table of 0"),
+        ({"table": (torch.ones(5, 4), torch.ones(5, 4))}, TypeError, "the table a tuple"),
+        ({"table": torch.ones(2, 5, 4)}, TypeError, "the table a Tensor"),
+        ({"table": RotaryTable(torch.ones(5, 8), torch.ones(5, 8))}, ShapeError, "one column per pair, not per channel"),
+        ({"table": RotaryTable(torch.ones(5, 4), torch.ones(4, 4))}, ShapeError, r"cos \(5, 4\), sin \(4, 4\)"),
+        ({"table": RotaryTable(torch.ones(5, 4), torch.ones(5, 3))}, ShapeError, r"cos \(5, 4\), sin \(5, 3\)"),
+        ({"table": RotaryTable(torch.ones(5, 4), torch.ones(1, 4).expand(5, 4)[:2])}, ShapeError, r"sin \(2, 4\)"),
+        ({"table": RotaryTable(torch.ones(5, 4), torch.ones(5, 4).double())}, TypeError, "mixed-precision wrapper"),
+        ({"table": RotaryTable(*[torch.ones(5, 4).to(F16)] * 2)}, TypeError, r"the table is torch\.float16"),
+        ({"table": RotaryTable(*[torch.ones(6, 4)] * 2)}, ShapeError, "positions of exactly these tokens"),
+        ({"table": RotaryTable(*[torch.ones(3, 5, 4)] * 2)}, ShapeError, "positions of exactly these tokens"),
+        ({"table": RotaryTable(*[torch.ones(4)] * 2)}, ShapeError, "positions of exactly these tokens"),
+        ({"table": RotaryTable(*[torch.ones(1).expand(1, 2**62)] * 2)}, ShapeError, "one column per pair"),
+        ({"head_axis": 1}, ValueError, "head_axis = 1. Expected -3"),
+        ({"head_axis": 0}, ValueError, "head_axis = 0. Expected -3"),
+        ({"head_axis": -1}, ValueError, "head_axis = -1. Expected -3"),
+        ({"head_axis": -4}, ValueError, "head_axis = -4. Expected -3"),
+        ({"pairing": "neox"}, ValueError, "pairing = 'neox'"),
+        ({"start": 1}, ShapeError, "start = 1 for head_dim = 8"),
+        ({"start": -7}, ShapeError, "start = -7"),
+        ({"start": -9}, ShapeError, "start = -9"),
+        ({"start": 2**63 - 1}, ShapeError, "start = 9223372036854775807"),
+        ({"start": 2**70}, ShapeError, "start = 1180591620717411303424"),
+        ({"start": -(2**63)}, ShapeError, "start = -9223372036854775808"),
+        ({"start": 0.0}, TypeError, "start = 0.0. Expected an integer"),
+        ({"start": None}, TypeError, "start = None. Expected an integer"),
+        ({"start": True}, TypeError, "start = True. Expected an integer"),
+    ],
+)
+def test_bad_input_is_refused(change, error, message, backend, pair):
+    call = {"x": torch.randn(2, 3, 5, 8), "table": table_of(AT[0], 4), "backend": backend, **HALF} | change
+    x = call.pop("x")
+    with pytest.raises(error, match=f"apply_rotary: .*{message}"):
+        apply_rotary_pair(x, x, **call) if pair else apply_rotary(x, **call)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_small_floats_are_turned_by_the_arithmetic(dtype):
+    x, table = torch.randn(2, 3, 5, 8).to(dtype), tables(F32)
+    expected = apply_rotary(x.float(), table, **HALF).to(dtype)
+    assert torch.equal(apply_rotary(x, table, **HALF).float(), expected.float())
+    assert torch.equal(apply_rotary_pair(x, x, table, **HALF)[1].float(), expected.float())
+
+
+def test_q_and_k_of_different_kinds_are_turned_apart():
+    table = table_of(AT[0], 4)
+    for q, k in (
+        (torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8).to(BF16)),
+        (torch.randn(2, 3, 5, 8), torch.randn(3, 5, 8)),
+        (torch.randn(2, 3, 5, 8).double(), torch.randn(2, 3, 5, 10)),
+    ):
+        turned = apply_rotary_pair(q, k, table, pairing="half", start=-8)
+        for x, mine in zip((q, k), turned, strict=True):
+            assert same(mine, apply_rotary(x, table, pairing="half", start=-8, backend="reference"))
+
+
+def test_a_wrong_direct_call_of_an_operator_is_an_error():
+    pytest.importorskip("posenc.kernels._rotary")
+    from posenc.kernels import native
+
+    x, table = torch.randn(2, 3, 5, 8), table_of(AT[0], 4)
+    settings = (False, 0, -3, False)
+    for args in (
+        (x.int(), *table), (x.to(torch.float8_e5m2), *table), (x.double(), *table), (x, table.cos, table.sin[:4]),
+        (x, table.cos, table.sin.double()), (x, table.cos.to(F16), table.sin.to(F16)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="a dtype that it does not serve, or cosine and sine that do not fit"):
+            native.OPERATORS[1, False](*args, *settings)
+    with pytest.raises(ValueError, match="q and k are of different dtypes"):
+        native.OPERATORS[2, False](x, x.to(F16), *table, *table, *settings)
+    for out in (torch.empty(2, 3, 5, 7), torch.empty_like(x).double(), torch.empty(2, 3, 5, 16)[..., ::2]):
+        with pytest.raises(ValueError, match="out is not of x's dtype and shape"):
+            torch.ops.posenc.rotary_out(x, *table, *settings, out)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="resource limits")
+def test_many_calls_leak_nothing():
+    resource = pytest.importorskip("resource")
+    x, table = torch.randn(1, 2, 5, 8), table_of(AT[0], 4)
+    for _ in range(200):
+        apply_rotary_pair(x, x, table, **HALF)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(20_000):
+        apply_rotary_pair(x, x, table, **HALF)
+    # a leak of one number or tuple per call would be a megabyte or more
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600
