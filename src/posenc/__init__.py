@@ -24,6 +24,7 @@ _HOME = {
     ],
     "posenc.core.rerotate": ["rerotate", "rerotation_error"],
     "posenc.core.sinusoid": ["sinusoid"],
+    "posenc.core.temperature": ["LogN", "LogRatio", "LogTemperature", "Temperature"],
     "posenc.core.bias": [
         "DenseBias", "FormulaBias", "KeyBias", "QueryTableBias", "ScoreBias", "SlopeBias", "SumBias", "TableBias",
         "materialize", "score_mod", "slice_heads",
@@ -36,6 +37,7 @@ _HOME = {
     "posenc.schedules.base": ["AtLength", "LengthRule"],
     "posenc.schedules.geometric": ["Geometric"],
     "posenc.schedules.explicit": ["Explicit"],
+    "posenc.schedules.hertz": ["Hertz"],
     "posenc.schedules.linear": ["Linear"],
     "posenc.schedules.ntk": ["NTK"],
     "posenc.schedules.dynamic_ntk": ["DynamicNTK"],
@@ -46,6 +48,11 @@ _HOME = {
     "posenc.encodings.nope": ["NoPE"],
     "posenc.encodings.sinusoidal": ["Sinusoidal"],
     "posenc.encodings.learned": ["Learned"],
+    "posenc.encodings.hybrid": ["Hybrid"],
+    "posenc.encodings.grid_sinusoidal": ["GridSinusoidal"],
+    "posenc.encodings.learned_grid": ["LearnedGrid"],
+    "posenc.encodings.time2vec": ["Time2Vec"],
+    "posenc.encodings.fourier": ["FourierFeatures"],
     "posenc.encodings.rope": ["RoPE"],
     "posenc.encodings.axial": ["AxialRoPE"],
     "posenc.encodings.mrope": ["MRoPE", "axis_of_pair"],
@@ -54,6 +61,9 @@ _HOME = {
     "posenc.encodings.pope": ["PoPE"],
     "posenc.encodings.alibi": ["ALiBi", "alibi_slopes"],
     "posenc.encodings.t5": ["T5Bias"],
+    "posenc.encodings.shaw": ["ShawRelative"],
+    "posenc.encodings.temperature": ["LogitTemperature"],
+    "posenc.encodings.augmented": ["Augmented"],
     "posenc.encodings.randomized": ["Randomized"],
     "posenc.attn.attention": ["attention"],
     "posenc.attn.positional": ["positional_attention"],
@@ -138,6 +148,10 @@ if TYPE_CHECKING:
     from posenc.core.spec import EncodingSpec as EncodingSpec
     from posenc.core.spec import ModelShape as ModelShape
     from posenc.core.spec import Reference as Reference
+    from posenc.core.temperature import LogN as LogN
+    from posenc.core.temperature import LogRatio as LogRatio
+    from posenc.core.temperature import LogTemperature as LogTemperature
+    from posenc.core.temperature import Temperature as Temperature
     from posenc.core.tokens import Tokens as Tokens
     from posenc.core.tokens import contiguous as contiguous
     from posenc.core.tokens import decode as decode
@@ -149,8 +163,13 @@ if TYPE_CHECKING:
     from posenc.core.tokens import shard as shard
     from posenc.encodings.alibi import ALiBi as ALiBi
     from posenc.encodings.alibi import alibi_slopes as alibi_slopes
+    from posenc.encodings.augmented import Augmented as Augmented
     from posenc.encodings.axial import AxialRoPE as AxialRoPE
+    from posenc.encodings.fourier import FourierFeatures as FourierFeatures
+    from posenc.encodings.grid_sinusoidal import GridSinusoidal as GridSinusoidal
+    from posenc.encodings.hybrid import Hybrid as Hybrid
     from posenc.encodings.learned import Learned as Learned
+    from posenc.encodings.learned_grid import LearnedGrid as LearnedGrid
     from posenc.encodings.mixed import MixedRoPE as MixedRoPE
     from posenc.encodings.mrope import MRoPE as MRoPE
     from posenc.encodings.mrope import axis_of_pair as axis_of_pair
@@ -158,8 +177,11 @@ if TYPE_CHECKING:
     from posenc.encodings.pope import PoPE as PoPE
     from posenc.encodings.randomized import Randomized as Randomized
     from posenc.encodings.rope import RoPE as RoPE
+    from posenc.encodings.shaw import ShawRelative as ShawRelative
     from posenc.encodings.sinusoidal import Sinusoidal as Sinusoidal
     from posenc.encodings.t5 import T5Bias as T5Bias
+    from posenc.encodings.temperature import LogitTemperature as LogitTemperature
+    from posenc.encodings.time2vec import Time2Vec as Time2Vec
     from posenc.encodings.xpos import XPos as XPos
     from posenc.errors import BackendRefused as BackendRefused
     from posenc.errors import ConfigError as ConfigError
@@ -169,6 +191,7 @@ if TYPE_CHECKING:
     from posenc.schedules.dynamic_ntk import DynamicNTK as DynamicNTK
     from posenc.schedules.explicit import Explicit as Explicit
     from posenc.schedules.geometric import Geometric as Geometric
+    from posenc.schedules.hertz import Hertz as Hertz
     from posenc.schedules.linear import Linear as Linear
     from posenc.schedules.llama3 import Llama3 as Llama3
     from posenc.schedules.longrope import LongRoPE as LongRoPE

@@ -75,7 +75,7 @@ with multiprocessing.get_context("spawn").Pool(1) as pool:
 
 
 def test_completion_imports_nothing_heavy():
-    code = "import sys, click; from posenc.cli.main import main; print([i.value for i in main.shell_complete(click.Context(main), 'l')])"
+    code = "import sys, click; from posenc.cli.main import main; print([i.value for i in main.shell_complete(click.Context(main), 'li')])"
     done = run_python(code + THEN_LOADED)
     assert done.stdout == "['list']\nloaded:\n", done.stderr
 
@@ -93,7 +93,7 @@ def test_unknown_command_suggests_a_close_one():
 def test_unknown_command_without_a_close_one_lists_all():
     result = CliRunner().invoke(main, ["zzz\x1b[31m"])
     assert result.exit_code == 2
-    assert "Expected one of compare, list, plan." in result.stderr
+    assert f"Expected one of {', '.join(sorted(COMMANDS))}." in result.stderr
     assert "\x1b" not in result.stderr
 
 

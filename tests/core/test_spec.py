@@ -33,7 +33,7 @@ def test_spec_describes_its_class(name):
 @each_encoding
 def test_encodings_say_where_they_act_and_how_they_were_made(name):
     encoding = load_encoding(name)
-    assert encoding.acts_on in ("the positions", "the input", "queries and keys", "the score")
+    assert encoding.acts_on in ("the positions", "the input", "queries and keys", "the score", "the score, with content")
     assert encoding.__name__ in repr(encoding.spec.build(SHAPE)[0])
 
 

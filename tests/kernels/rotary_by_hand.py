@@ -37,7 +37,7 @@ def strides(shape, order, slack):
         steps[axis] = step
         step *= max(shape[axis], 1)
         step += random.choice(slack)
-    reach = 1 + sum((n - 1) * s for n, s in zip(shape, steps)) if all(shape) else 0
+    reach = 1 + sum((n - 1) * s for n, s in zip(shape, steps, strict=True)) if all(shape) else 0
     return tuple(steps), reach
 
 
@@ -76,8 +76,8 @@ def check(arguments, memories, interleaved, first, head_axis, transposed):
         if head_axis:
             del row[head_axis + 1]
         row = row[len(row) - len(table) + 1 :]
-        t = sum((i if n != 1 else 0) * s for i, n, s in zip(row, table, table_steps))
-        at_x, at_out = (sum(i * s for i, s in zip(index, steps)) for steps in (x_steps, out_steps))
+        t = sum((i if n != 1 else 0) * s for i, n, s in zip(row, table[:-1], table_steps[:-1], strict=True))
+        at_x, at_out = (sum(i * s for i, s in zip(index, steps[:-1], strict=True)) for steps in (x_steps, out_steps))
         expected = [x.numbers[at_x + c] for c in range(shape[-1])]
         for i in range(pairs):
             at_a, at_b = (first + 2 * i, first + 2 * i + 1) if interleaved else (first + i, first + pairs + i)

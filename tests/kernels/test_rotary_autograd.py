@@ -115,7 +115,7 @@ def test_a_table_that_is_overwritten_is_noticed(part, pair):
 
 
 def test_inputs_may_be_overwritten_since_they_are_not_kept():
-    q, k, table = leaves()
+    q, _, table = leaves()
     out = apply_rotary(q * 1, table, pairing="half", backend="native")
     (expected,) = torch.autograd.grad(out.sum(), q, retain_graph=True)
     with torch.no_grad():
@@ -165,7 +165,7 @@ def test_backward_twice_and_hooks():
 
 
 def test_hooks_on_saved_tensors_see_the_tables_alone():
-    q, k, table = leaves()
+    q, _, table = leaves()
     packed = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: packed.append(x) or x.clone(), lambda x: x):
         out = apply_rotary(q, table, pairing="half", backend="native")

@@ -162,7 +162,7 @@ def test_vmap_over_everything():
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_functorch_transforms(backend):
     # the rotation is linear, so each transform has its value written down
-    q, k, table = given(F64)
+    q, _, table = given(F64)
     back = RotaryTable(table.cos, -table.sin)
     settings = {**HALF, "backend": backend}
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "posenc.lengths/1"
 _GROUPS_SHOWN = 20
+_MOST = 10**15
 
 
 @click.command("lengths")
@@ -22,7 +23,7 @@ _GROUPS_SHOWN = 20
 @click.option("--trained", type=int, required=True, help="The length the model was trained on, in tokens.")
 @click.option("--group-by", type=click.Choice(["file", "folder", "suffix"]), help="Report each of these as well.")
 @click.option("--tokens", type=click.Choice(["words", "bytes", "lines"]), help="Measure texts in these, in place of tokens.")
-@click.option("--key", help="In .jsonl files: the field that holds a length, a list of tokens or a text.")
+@click.option("--key", help="The field of .jsonl files that holds the sequence.")
 @click.option("--json", "as_json", is_flag=True, help=f"Print JSON (schema {SCHEMA}).")
 def lengths(
     files: tuple[Path, ...], trained: int, group_by: str | None, tokens: str | None, key: str | None, as_json: bool
@@ -32,9 +33,9 @@ def lengths(
     \b
     What a FILE holds:
       numbers    the default: one length in tokens per line
-      .jsonl     one sequence per line, in the field --key: its length, a list of
-                 tokens, or a text, measured in words or as --tokens says
-      a text     with --tokens: one sequence, measured in words, bytes or lines
+      .jsonl     one sequence per line, in the field --key: its length or a list
+                 of tokens; with --tokens a text, measured in these
+      a text     with --tokens: one sequence, measured in these
 
     Words, bytes and lines are not tokens: a tokenizer usually makes more tokens than there are words, and fewer than
     there are bytes.
@@ -121,7 +122,7 @@ def _lengths(file: Path, tokens: str | None, key: str | None) -> Iterator[int]:
     if file.suffix == ".jsonl":
         yield from _of_records(file, content, tokens, key)
     elif tokens is not None:
-        yield _measure(_decoded(file, content), tokens)
+        yield len(content) if tokens == "bytes" else _measure(_decoded(file, content), tokens)
     else:
         yield from _of_numbers(file, content)
 
@@ -131,7 +132,7 @@ def _of_numbers(file: Path, content: bytes) -> Iterator[int]:
         text = line.strip()
         if not text:
             continue
-        if not (text.isascii() and text.isdigit() and len(text) < 19):
+        if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) < _MOST):
             raise ValueError(
                 f"lengths: {file}, line {number}: {text[:40]!r}. Expected a whole number, one length per line. "
                 "For texts pass --tokens words."
@@ -141,7 +142,7 @@ def _of_numbers(file: Path, content: bytes) -> Iterator[int]:
 
 def _of_records(file: Path, content: bytes, tokens: str | None, key: str | None) -> Iterator[int]:
     if key is None:
-        raise ValueError(f"lengths: {file} without --key. Expected the field that holds a length, tokens or a text. Name it.")
+        raise ValueError(f"lengths: {file} without --key. Expected the field that holds the sequence or its length. Name it.")
     for number, line in enumerate(_decoded(file, content).split("\n"), 1):  # a text may hold other line breaks
         if not line.strip():
             continue
@@ -153,17 +154,16 @@ def _of_records(file: Path, content: bytes, tokens: str | None, key: str | None)
             has = ", ".join(list(record)[:8]) if isinstance(record, dict) else f"a {type(record).__name__}"
             raise ValueError(f"lengths: {file}, line {number} has no field {key!r}. Expected one in every line. It has: {has}.")
         value = record[key]
-        if isinstance(value, str):
-            yield _measure(value, tokens or "words")
-        elif isinstance(value, list):
+        if tokens is not None and isinstance(value, str):
+            yield _measure(value, tokens)
+        elif tokens is None and isinstance(value, list):
             yield len(value)
-        elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        elif tokens is None and isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST:
             yield value
         else:
-            raise ValueError(
-                f"lengths: {file}, line {number}: {key} = {json.dumps(value)[:40]}. Expected a length of 0 or more, a list or a text. "
-                "Choose another --key."
-            )
+            rule = "a length of 0 or more, or a list of tokens" if tokens is None else "a text"
+            mend = "For texts pass --tokens words." if tokens is None else "For lengths and lists leave --tokens away."
+            raise ValueError(f"lengths: {file}, line {number}: {key} = {json.dumps(value)[:40]}. Expected {rule}. {mend}")
 
 
 def _measure(text: str, tokens: str) -> int:

@@ -332,7 +332,7 @@ def _within(kind: str, **sizes: tuple[int, int, int]) -> None:
     for name, (value, least, most) in sizes.items():
         if not least <= value <= most:
             raise ValueError(
-                f"plot {kind}: --{name.replace('_', '-')} {value}. Expected {least:,} to {most:,}. Choose one that can be looked at."
+                f"{f'plot {kind}'.strip()}: --{name.replace('_', '-')} {value}. Expected {least:,} to {most:,}. Choose one that can be looked at."
             )
 
 

@@ -67,8 +67,9 @@ _VARIANTS = {
 }
 
 _NOT_ALONE = {
-    "randomized",  # changes positions for other encodings
-    "axial", "mixed", "mrope",  # read positions of several axes; tokens of text have one
+    "randomized", "augmented",  # change positions for other encodings
+    "temperature",  # scales the queries of other encodings
+    "axial", "mixed", "mrope", "grid-sinusoidal", "learned-grid",  # read positions of several axes; tokens of text have one
 }  # fmt: skip
 DECLARED = ("nope", "sinusoidal", "sinusoidal-randomized", "learned", "rope", "rope-25", "alibi", "t5")
 """The rows that every preset compares unless told otherwise."""

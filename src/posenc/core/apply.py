@@ -102,7 +102,7 @@ def apply_rotary_pair(
         turned = _at_once((q, k), (table, k_table), pairing, head_axis, start)
         if turned is not None:
             return turned[0], turned[1]
-    if q.shape[-1] != k.shape[-1] or (torch.compiler.is_compiling() and _exports_to_onnx()):
+    if q.shape[-1:] != k.shape[-1:] or (torch.compiler.is_compiling() and _exports_to_onnx()):
         return (
             apply_rotary(q, table, pairing=pairing, head_axis=head_axis, start=start, backend=backend),
             apply_rotary(k, k_table, pairing=pairing, head_axis=head_axis, start=start, backend=backend),
@@ -186,7 +186,10 @@ def _at_once(
         return None
     parts: list[Tensor] = []
     grad, needs_gradient = torch.is_grad_enabled(), False
-    for x, (cos, sin) in zip(tensors, tables, strict=True):
+    for x, table in zip(tensors, tables, strict=True):
+        if type(table) is not RotaryTable:
+            return None
+        cos, sin = table
         if type(x) is not Tensor or type(cos) is not Tensor or type(sin) is not Tensor:
             return None
         if not (x.is_cpu and cos.is_cpu and sin.is_cpu) or (grad and (cos.requires_grad or sin.requires_grad)):

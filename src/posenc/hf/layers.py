@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc.core.rotary import Pairing
+from posenc.core.temperature import LogTemperature
 from posenc.errors import ConfigError
 from posenc.hf.axes import axes_of
 from posenc.hf.blocks import Blocks
@@ -14,7 +15,7 @@ from posenc.hf.families import NO_ATTENTION, READ_BY_FEW, READS_SHARE, Family
 from posenc.hf.parameters import rope_type, schedule_of
 from posenc.hf.position_plan import LayerPlan
 from posenc.hf.rotation import Rotation
-from posenc.hf.rules import BiasRule, LogTemperature
+from posenc.hf.rules import BiasRule
 from posenc.hf.source import MAX_LAYERS, Keys
 from posenc.schedules.yarn import YaRN
 

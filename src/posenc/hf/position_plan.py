@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from posenc.core.rotary import RotaryTable
+from posenc.core.temperature import LogTemperature
 from posenc.core.tokens import Tokens
 from posenc.errors import ConfigError
 from posenc.hf.rotation import Rotation
-from posenc.hf.rules import BiasRule, InputTable, LogTemperature
+from posenc.hf.rules import BiasRule, InputTable
 
 
 @final

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-import torch
-from torch import Tensor
-
 
 @final
 @dataclass(frozen=True)
@@ -59,29 +56,3 @@ class BiasRule:
         words += [f"{name.replace('_', ' ')} {value}" for name, value in self.details]
         names = {"alibi": "ALiBi", "t5": "T5 buckets", "deberta": "DeBERTa disentangled", "swin": "Swin table"}
         return f"{names.get(self.kind, self.kind)} bias" + (f" ({', '.join(words)})" if words else "")
-
-
-@final
-@dataclass(frozen=True)
-class LogTemperature:
-    """Queries times ``1 + strength · ln(1 + ⌊(position + shift) / floor⌋)``.
-
-    Llama 4 shifts by one and uses it on layers that do not rotate; Ministral 3 and Mistral 4 do neither.
-
-    Example:
-        >>> LogTemperature(0.1, 8192, shift=1)(torch.tensor([8190, 8191]))
-        tensor([1.0000, 1.0693], dtype=torch.float64)
-    """
-
-    strength: float
-    floor: int
-    shift: int = 0
-
-    def __call__(self, positions: Tensor) -> Tensor:
-        """The factor at each position, float64."""
-        steps = torch.floor((positions.to(torch.float64) + self.shift) / self.floor)
-        return 1 + self.strength * torch.log1p(steps)
-
-    def __str__(self) -> str:
-        position = f"(position + {self.shift})" if self.shift else "position"
-        return f"queries × (1 + {self.strength:g}·ln(1 + ⌊{position}/{self.floor}⌋))"
