@@ -57,7 +57,7 @@ def test_equal_content_follows_the_kernel():
 
 
 def test_samples_are_reproducible_and_the_generator_counts():
-    call = dict(schedule=Geometric(), rotary_dim=8, distances=DISTANCES, samples=16)
+    call = {"schedule": Geometric(), "rotary_dim": 8, "distances": DISTANCES, "samples": 16}
     assert torch.equal(random_scores(**call).mean, random_scores(**call).mean)
     assert not torch.equal(random_scores(**call).mean, random_scores(**call, generator=torch.Generator().manual_seed(1)).mean)
 
@@ -67,8 +67,16 @@ def test_samples_are_reproducible_and_the_generator_counts():
     [
         (lambda: rotary_kernel(1e4, 8, DISTANCES), TypeError, "rotary_kernel: schedule = 10000.0. Expected a schedule"),
         (lambda: rotary_kernel(Geometric(), 8, DISTANCES.half()), TypeError, "positions are torch.float16."),
-        (lambda: random_scores(Geometric(), 8, DISTANCES, content="same"), ValueError, "content = 'same'. Expected 'independent'"),
-        (lambda: random_scores(Geometric(), 8, DISTANCES, samples=1), ValueError, "samples = 1. Expected an integer of 2 or more"),
+        (
+            lambda: random_scores(Geometric(), 8, DISTANCES, content="same"),
+            ValueError,
+            "content = 'same'. Expected 'independent'",
+        ),
+        (
+            lambda: random_scores(Geometric(), 8, DISTANCES, samples=1),
+            ValueError,
+            "samples = 1. Expected an integer of 2 or more",
+        ),
     ],
 )
 def test_refusals(call, error, message):

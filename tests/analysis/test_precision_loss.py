@@ -87,8 +87,16 @@ def test_shapes_and_the_batch():
     [
         (lambda: Chain(angle=torch.int32), TypeError, "Chain: angle = torch.int32. Expected a floating-point dtype."),
         (lambda: precision_loss(Geometric(), 8, torch.arange(2), "float32"), TypeError, "chain = 'float32'. Expected a Chain."),
-        (lambda: precision_loss(Geometric(), 8, torch.ones(2).half(), Chain()), TypeError, "precision_loss: positions are torch.f"),
-        (lambda: precision_loss(8, 8, torch.arange(2), Chain()), TypeError, "precision_loss: schedule = 8. Expected a schedule"),
+        (
+            lambda: precision_loss(Geometric(), 8, torch.ones(2).half(), Chain()),
+            TypeError,
+            "precision_loss: positions are torch.f",
+        ),
+        (
+            lambda: precision_loss(8, 8, torch.arange(2), Chain()),
+            TypeError,
+            "precision_loss: schedule = 8. Expected a schedule",
+        ),
     ],
 )
 def test_refusals(call, error, message):

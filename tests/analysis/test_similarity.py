@@ -28,7 +28,9 @@ def test_shifting_moves_every_code(layout, rule, shift):
     omegas = Sinusoidal(8, layout=layout, frequency_rule=rule).inv_freq()
     matrix = shift_matrix(shift, omegas, layout=layout)
     for position in (0, 1, 17, 500):
-        before, after = (torch.tensor(code(p, omegas.tolist(), layout), dtype=torch.float64) for p in (position, position + shift))
+        before, after = (
+            torch.tensor(code(p, omegas.tolist(), layout), dtype=torch.float64) for p in (position, position + shift)
+        )
         # each angle is rounded once (≤ 1500 · U on either side), each of two products and their sum once more
         torch.testing.assert_close(matrix @ before, after, rtol=0, atol=(2 * 1500 + 8) * U)
 
@@ -101,13 +103,25 @@ LADDER = torch.ones(2, dtype=torch.float64)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: shift_matrix(1, LADDER, layout="half"), ValueError, "shift_matrix: layout = 'half'. Expected 'interleaved' or"),
+        (
+            lambda: shift_matrix(1, LADDER, layout="half"),
+            ValueError,
+            "shift_matrix: layout = 'half'. Expected 'interleaved' or",
+        ),
         (lambda: shift_matrix(1, LADDER[None], layout="interleaved"), ShapeError, "inv_freq of shape (1, 2). Expected [pairs]"),
         (lambda: shift_matrix(1, torch.arange(2), layout="interleaved"), TypeError, "inv_freq is torch.int64. Expected"),
         (lambda: shift_matrix(1, [1.0], layout="interleaved"), TypeError, "shift_matrix: inv_freq is list. Expected"),
-        (lambda: similarity_kernel(torch.arange(2), LADDER * float("nan")), ValueError, "similarity_kernel: inv_freq holds nan."),
+        (
+            lambda: similarity_kernel(torch.arange(2), LADDER * float("nan")),
+            ValueError,
+            "similarity_kernel: inv_freq holds nan.",
+        ),
         (lambda: similarity_kernel(torch.ones(2).half(), LADDER), TypeError, "positions are torch.float16. Expected integers"),
-        (lambda: similarity_matrix(torch.ones(3)), ShapeError, "similarity_matrix: codes are (3,). Expected [*batch, positions"),
+        (
+            lambda: similarity_matrix(torch.ones(3)),
+            ShapeError,
+            "similarity_matrix: codes are (3,). Expected [*batch, positions",
+        ),
         (lambda: similarity_matrix(torch.ones(0, 3)), ShapeError, "similarity_matrix: codes are (0, 3). Expected"),
         (lambda: similarity_matrix(torch.ones(2, 3), measure="l2"), ValueError, "measure = 'l2'. Expected 'dot' or 'cosine'."),
     ],

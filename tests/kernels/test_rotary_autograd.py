@@ -28,11 +28,10 @@ def chosen(verdicts: list[Verdict]) -> str:
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
-@pytest.mark.parametrize(("width", "start"), [(8, 0), (12, 1), (12, -8)])
-@pytest.mark.parametrize("check", [gradcheck, gradgradcheck])
+@pytest.mark.parametrize(("check", "width", "start"), [(gradcheck, 4, 0), (gradcheck, 7, -5), (gradgradcheck, 6, 1)])
 def test_gradients_by_differences(check, width, start, pairing):
     q, k = (torch.randn(1, heads, 2, width, dtype=F64, requires_grad=True) for heads in (2, 1))
-    table, k_table = table_of([1, 9], 4, F64), table_of([70, 3], 4, F64)
+    table, k_table = table_of([1, 9], 2, F64), table_of([70, 3], 2, F64)
     settings = {"pairing": pairing, "start": start, "backend": "native"}
     assert check(lambda q: apply_rotary(q, table, **settings), (q,))
     assert check(lambda q, k: apply_rotary_pair(q, k, table, k_table, **settings), (q, k))

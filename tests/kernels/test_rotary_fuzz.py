@@ -63,14 +63,14 @@ def calls(draw, tensors=1, writable=False):
     return xs, tables, {"pairing": draw(st.sampled_from(PAIRINGS)), "head_axis": head_axis, "start": start}
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(calls(tensors=2))
 def test_any_call_has_the_bits_of_the_arithmetic(call):
     (q, k), tables, settings = call
     check_pair(q, k, *tables, **settings)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(calls(writable=True), st.data())
 def test_nothing_but_out_is_written(call, data):
     (x,), (table,), settings = call
@@ -87,7 +87,7 @@ def test_nothing_but_out_is_written(call, data):
     assert same(x, untouched)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(calls(writable=True))
 def test_in_place_is_the_same_and_writes_nothing_else(call):
     (x,), (table,), settings = call
@@ -106,7 +106,7 @@ def outcome(function, *args, **kwargs):
         return type(error), str(error)
 
 
-@settings(max_examples=200)
+@settings(max_examples=150)
 @given(st.data())
 def test_right_and_wrong_calls_end_alike(data):
     """The kernel checks shapes by itself; what it lets through, and what it does not, must be the arithmetic's choice."""

@@ -69,7 +69,9 @@ def code_distances(codes: Tensor, *, dtype: torch.dtype | None = None) -> CodeDi
         )
     check_values(
         codes.isfinite(),
-        lambda: f"code_distances: codes hold {codes[~codes.isfinite()][0].item()}. Expected finite numbers. Look at their origin.",
+        lambda: (
+            f"code_distances: codes hold {codes[~codes.isfinite()][0].item()}. Expected finite numbers. Look at their origin."
+        ),
     )
     rows = (codes if dtype is None else codes.to(dtype)).detach().to(torch.float64)
     adjacent = (rows[1:] - rows[:-1]).norm(dim=-1)

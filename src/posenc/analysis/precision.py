@@ -94,7 +94,9 @@ def precision_loss(schedule: Schedule, rotary_dim: int, positions: Tensor, chain
     check_schedule("precision_loss", schedule)
     check_positions(positions, name="precision_loss")
     if not isinstance(chain, Chain):
-        raise TypeError(f"precision_loss: chain = {chain!r}. Expected a Chain. Take one of CHAINS, or name the dtypes: Chain(…).")
+        raise TypeError(
+            f"precision_loss: chain = {chain!r}. Expected a Chain. Take one of CHAINS, or name the dtypes: Chain(…)."
+        )
     exact = schedule.frequencies(rotary_dim).inv_freq
     at = positions.to(torch.float64)
     true = at[..., None] * exact

@@ -65,5 +65,7 @@ def check_inv_freq(name: str, inv_freq: Tensor) -> None:
         )
     check_values(
         inv_freq.isfinite(),
-        lambda: f"{name}: inv_freq holds {inv_freq[~inv_freq.isfinite()][0].item()}. Expected finite numbers. Look at its schedule.",
+        lambda: (
+            f"{name}: inv_freq holds {inv_freq[~inv_freq.isfinite()][0].item()}. Expected finite numbers. Look at its schedule."
+        ),
     )

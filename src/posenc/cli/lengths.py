@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -87,7 +88,8 @@ def _as_text(report: LengthReport, unit: str) -> str:
     rows = [head, *(_row(group) for group in shown)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     widths[0] = min(widths[0], 24)
-    lines = [f"Lengths in {unit}; trained length {report.trained:,}.", ""]
+    measured = unit if unit == "tokens" else f"{unit}, which are not tokens"
+    lines = [f"Lengths in {measured}; trained length {report.trained:,}.", ""]
     for row in rows:
         name = row[0] if len(row[0]) <= widths[0] else "…" + row[0][1 - widths[0] :]
         cells = [name.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
@@ -98,8 +100,12 @@ def _as_text(report: LengthReport, unit: str) -> str:
     share = total.tokens_beyond / total.tokens if total.tokens else 0.0
     lines += ["", f"{past}; {share:.1%} of all {unit} stand past it."]
     if total.beyond:
-        lines += ["", "There, by what each claims (a claim is of the code, not of a trained model):"]
-        lines += [f"  {encoding.name:<12}{encoding.words}" for encoding in report.encodings]
+        lines += ["", "Past it, by what each encoding claims, which says nothing of a trained model:"]
+        names: dict[str, list[str]] = {}
+        for encoding in report.encodings:
+            names.setdefault(encoding.words, []).append(encoding.name)
+        for words, named in names.items():
+            lines += [f"  {words}:", *wrap(", ".join(named), 76, initial_indent="    ", subsequent_indent="    ")]
     return printable("\n".join(lines))
 
 
@@ -149,7 +155,9 @@ def _of_records(file: Path, content: bytes, tokens: str | None, key: str | None)
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"lengths: {file}, line {number} is not JSON. Expected an object per line. Mend the line.") from error
+            raise ValueError(
+                f"lengths: {file}, line {number} is not JSON. Expected an object per line. Mend the line."
+            ) from error
         if not isinstance(record, dict) or key not in record:
             has = ", ".join(list(record)[:8]) if isinstance(record, dict) else f"a {type(record).__name__}"
             raise ValueError(f"lengths: {file}, line {number} has no field {key!r}. Expected one in every line. It has: {has}.")

@@ -82,7 +82,7 @@ def _rotary(command: F) -> F:
 @_terminal
 def heatmap(dim: int, length: int, layout: Any, out: Path | None, terminal: bool) -> None:
     """Sinusoidal codes as colours: positions across, channels up."""
-    draw = _destination(out, terminal)
+    _check(out, terminal)
     import torch
 
     from posenc.encodings.sinusoidal import Sinusoidal
@@ -91,10 +91,10 @@ def heatmap(dim: int, length: int, layout: Any, out: Path | None, terminal: bool
     codes = Sinusoidal(dim, layout=layout).table(torch.arange(length))
     if terminal:
         _print_heatmap(codes.T, "channel")
-    if draw:
+    if out is not None:
         from posenc.plots.tables import heatmap as picture
 
-        draw(picture(codes, title=f"Sinusoidal codes, {dim} channels, {layout}"))
+        _write(out, picture(codes, title=f"Sinusoidal codes, {dim} channels, {layout}"))
 
 
 @plot.command("similarity")
@@ -103,7 +103,7 @@ def heatmap(dim: int, length: int, layout: Any, out: Path | None, terminal: bool
 @_terminal
 def similarity(dim: int, length: int, out: Path | None, terminal: bool) -> None:
     """How alike the sinusoidal codes of two positions are."""
-    draw = _destination(out, terminal)
+    _check(out, terminal)
     import torch
 
     from posenc.analysis.similarity import similarity_matrix
@@ -113,10 +113,10 @@ def similarity(dim: int, length: int, out: Path | None, terminal: bool) -> None:
     code = Sinusoidal(dim)
     if terminal:
         _print_heatmap(similarity_matrix(code.table(torch.arange(length)), measure="cosine"), "position")
-    if draw:
+    if out is not None:
         from posenc.plots.tables import similarity as picture
 
-        draw(picture(code.inv_freq(), length, title=f"Similarity of sinusoidal codes, {dim} channels"))
+        _write(out, picture(code.inv_freq(), length, title=f"Similarity of sinusoidal codes, {dim} channels"))
 
 
 @plot.command("table")
@@ -125,15 +125,15 @@ def similarity(dim: int, length: int, out: Path | None, terminal: bool) -> None:
 @_terminal
 def table(weights: Path, key: str | None, out: Path | None, terminal: bool) -> None:
     """A learned table and how alike its rows are. WEIGHTS is what torch.save wrote: a tensor or a state_dict."""
-    draw = _destination(out, terminal)
+    _check(out, terminal)
     rows = _read_table(weights, key)
     _within("table", positions=(rows.shape[0], 2, 4096), channels=(rows.shape[1], 1, 8192))
     if terminal:
         _print_heatmap(rows.T, "channel")
-    if draw:
+    if out is not None:
         from posenc.plots.tables import learned_table
 
-        draw(learned_table(rows, title=f"Learned table, {rows.shape[0]} positions"))
+        _write(out, learned_table(rows, title=f"Learned table, {rows.shape[0]} positions"))
 
 
 @plot.command("shift")
@@ -144,15 +144,17 @@ def table(weights: Path, key: str | None, out: Path | None, terminal: bool) -> N
 @_out()
 def shift(dim: int, position: int, by: int, layout: Any, out: Path) -> None:
     """One matrix moves every sinusoidal code by the same number of tokens."""
-    draw = _destination(out)
+    _check(out)
     from posenc.encodings.sinusoidal import Sinusoidal
 
     _within("shift", dim=(dim, 2, 256), position=(position, -(10**6), 10**6), by=(by, -(10**6), 10**6))
     if dim % 2:
-        raise ValueError(f"plot shift: --dim {dim}. Expected an even number: an odd code ends in a sine without its cosine. Add 1.")
+        raise ValueError(
+            f"plot shift: --dim {dim}. Expected an even number: an odd code ends in a sine without its cosine. Add 1."
+        )
     from posenc.plots.rotary import shift as picture
 
-    draw(picture(Sinusoidal(dim, layout=layout), position, by))
+    _write(out, picture(Sinusoidal(dim, layout=layout), position, by))
 
 
 @plot.command("rotation")
@@ -162,7 +164,7 @@ def shift(dim: int, position: int, by: int, layout: Any, out: Path) -> None:
 @_out()
 def rotation(positions: int, pairs: str | None, out: Path, **options: Any) -> None:
     """Channel pairs as clock hands, position by position."""
-    draw = _destination(out)
+    _check(out)
     ladder = _ladder(**options)
     count = ladder.rotary_dim // 2
     chosen = _pairs(pairs, count) if pairs is not None else sorted({0, count // 8, count // 4, count // 2})
@@ -170,7 +172,7 @@ def rotation(positions: int, pairs: str | None, out: Path, **options: Any) -> No
     from posenc.plots.rotary import clock_hands
 
     inv_freq = ladder.schedule.frequencies(ladder.rotary_dim).inv_freq
-    draw(clock_hands(inv_freq, range(positions), chosen, title=ladder.title))
+    _write(out, clock_hands(inv_freq, range(positions), chosen, title=f"Turned angle, {ladder.title}"))
 
 
 @plot.command("wavelengths")
@@ -178,7 +180,7 @@ def rotation(positions: int, pairs: str | None, out: Path, **options: Any) -> No
 @_terminal
 def wavelengths(out: Path | None, terminal: bool, **options: Any) -> None:
     """How many tokens each channel pair takes for a turn, against the trained length."""
-    draw = _destination(out, terminal)
+    _check(out, terminal)
     from posenc.analysis.waves import wavelengths as waves_of
 
     ladder = _ladder(**options)
@@ -190,10 +192,10 @@ def wavelengths(out: Path | None, terminal: bool, **options: Any) -> None:
         curves = {name: _finite(waves_of(rule, ladder.rotary_dim)) for name, rule in ladders.items()}
         pairs = [float(pair) for pair in range(ladder.rotary_dim // 2)]
         _print_curves(pairs, curves, "channel pair", "wavelength in tokens", "y")
-    if draw:
+    if out is not None:
         from posenc.plots.rotary import wavelength_chart
 
-        draw(wavelength_chart({n: r.frequencies(ladder.rotary_dim).inv_freq for n, r in ladders.items()}, ladder.length))
+        _write(out, wavelength_chart({n: r.frequencies(ladder.rotary_dim).inv_freq for n, r in ladders.items()}, ladder.length))
 
 
 @plot.command("coverage")
@@ -201,14 +203,14 @@ def wavelengths(out: Path | None, terminal: bool, **options: Any) -> None:
 @_out()
 def coverage(out: Path, **options: Any) -> None:
     """Which angles each channel pair has seen within the trained length, as rings."""
-    draw = _destination(out)
+    _check(out)
     from posenc.analysis.waves import angle_coverage
 
     ladder = _ladder(**options)
     from posenc.plots.rotary import coverage_rings
 
     seen = angle_coverage(ladder.schedule, ladder.rotary_dim, ladder.length)
-    draw(coverage_rings(seen, title=f"Angles seen in training: {ladder.title}"))
+    _write(out, coverage_rings(seen, title=f"Angles seen in training: {ladder.title}"))
 
 
 @plot.command("decay")
@@ -217,7 +219,7 @@ def coverage(out: Path, **options: Any) -> None:
 @_terminal
 def decay(limit: int, out: Path | None, terminal: bool, **options: Any) -> None:
     """What distance does to rotary scores of equal and of independent content."""
-    draw = _destination(out, terminal)
+    _check(out, terminal)
     from posenc.analysis.decay import rotary_kernel
 
     _within("decay", limit=(limit, 2, 10**7))
@@ -228,8 +230,8 @@ def decay(limit: int, out: Path | None, terminal: bool, **options: Any) -> None:
         at = decay_distances(limit)
         kernel = {"mean of cosines": rotary_kernel(ladder.schedule, ladder.rotary_dim, at).tolist()}
         _print_curves(at.tolist(), kernel, "distance in tokens", "score as a share of that at distance 0", "x")
-    if draw:
-        draw(decay_curve(ladder.schedule, ladder.rotary_dim, limit, title=f"Rotary scores by distance: {ladder.title}"))
+    if out is not None:
+        _write(out, decay_curve(ladder.schedule, ladder.rotary_dim, limit, title=f"Rotary scores by distance: {ladder.title}"))
 
 
 @plot.command("precision")
@@ -238,7 +240,7 @@ def decay(limit: int, out: Path | None, terminal: bool, **options: Any) -> None:
 @_terminal
 def precision(limit: int, out: Path | None, terminal: bool, **options: Any) -> None:
     """What rounding positions, frequencies, angles or tables costs, by position."""
-    draw = _destination(out, terminal)
+    _check(out, terminal)
     _within("precision", limit=(limit, 4, 10**8))
     ladder = _ladder(**options)
     from posenc.plots.precision import precision_curves, worst_errors
@@ -246,8 +248,8 @@ def precision(limit: int, out: Path | None, terminal: bool, **options: Any) -> N
     if terminal:
         found = worst_errors(ladder.schedule, ladder.rotary_dim, limit)
         _print_curves(found.positions, found.errors, "position", "largest error of cos and sin", "xy")
-    if draw:
-        draw(precision_curves(ladder.schedule, ladder.rotary_dim, limit, title=f"What rounding costs: {ladder.title}"))
+    if out is not None:
+        _write(out, precision_curves(ladder.schedule, ladder.rotary_dim, limit, title=f"What rounding costs: {ladder.title}"))
 
 
 @plot.command("bias")
@@ -257,7 +259,7 @@ def precision(limit: int, out: Path | None, terminal: bool, **options: Any) -> N
 @_out()
 def bias(name: str, heads: int, length: int, out: Path) -> None:
     """A score bias by distance, head by head, and the weight it leaves when all content is alike."""
-    draw = _destination(out)
+    _check(out)
     from posenc.core.sites import ScoreEncoding
 
     _within("bias", heads=(heads, 1, 64), length=(length, 2, 65_536))
@@ -268,7 +270,8 @@ def bias(name: str, heads: int, length: int, out: Path) -> None:
         )
     from posenc.plots.scores import bias_fan
 
-    draw(bias_fan(encoding(), length, title=f"{type(encoding).__name__}, {heads} heads"))
+    start = ", untrained" if any(True for _ in encoding.parameters()) else ""
+    _write(out, bias_fan(encoding(), length, title=f"{type(encoding).__name__}, {heads} heads{start}"))
 
 
 @plot.command("buckets")
@@ -277,11 +280,11 @@ def bias(name: str, heads: int, length: int, out: Path) -> None:
 @_out()
 def buckets(buckets: int, max_distance: int, out: Path) -> None:
     """T5's buckets of distance, a staircase."""
-    draw = _destination(out)
+    _check(out)
     _within("buckets", buckets=(buckets, 4, 512), max_distance=(max_distance, 2, 65_536))
     from posenc.plots.scores import bucket_staircase
 
-    draw(bucket_staircase(buckets, max_distance))
+    _write(out, bucket_staircase(buckets, max_distance))
 
 
 @plot.command("shuffle")
@@ -290,42 +293,31 @@ def buckets(buckets: int, max_distance: int, out: Path) -> None:
 @_out()
 def shuffle(name: str, length: int, out: Path) -> None:
     """Attention over shuffled tokens: the same without positions, another with them."""
-    draw = _destination(out)
+    _check(out)
     _within("shuffle", length=(length, 3, 64))
     encodings = _named(name, 4, length, causal=False)
     if any((encoding.axes or 1) > 1 for encoding in encodings):
         raise ValueError(f"plot shuffle: --encoding {name} reads several axes. Expected one of a sequence. Choose rope.")
     from posenc.plots.scores import shuffled_attention
 
-    draw(shuffled_attention({"no positions": [], name: encodings}, length=length, dim=64))
+    _write(out, shuffled_attention({"no positions": [], type(encodings[0]).__name__: encodings}, length=length, dim=64))
 
 
-def _destination(out: Path | None, terminal: bool = False) -> Callable[[Figure], None]:
-    """What writes the picture; refuses now what could not be written later."""
-    if out is None:
-        if not terminal:
-            raise ValueError("plot: nowhere to draw. Expected --out FILE or --terminal. Give one, or both.")
-        return _Nowhere()
-    from posenc.plots.style import check_picture, write_picture
+def _check(out: Path | None, terminal: bool = False) -> None:
+    """Refuse now what could not be written later."""
+    if out is None and not terminal:
+        raise ValueError("plot: nowhere to draw. Expected --out FILE or --terminal. Give one, or both.")
+    if out is not None:
+        from posenc.plots.style import check_picture
 
-    check_picture(out)
-
-    def write(figure: Figure) -> None:
-        write_picture(figure, out)
-        click.echo(f"wrote {out}")
-
-    return write
+        check_picture(out)
 
 
-@final
-class _Nowhere:
-    """No picture is asked for."""
+def _write(out: Path, figure: Figure) -> None:
+    from posenc.plots.style import write_picture
 
-    def __bool__(self) -> bool:
-        return False
-
-    def __call__(self, figure: Figure) -> None:
-        raise AssertionError("no picture is asked for")
+    write_picture(figure, out)
+    click.echo(f"wrote {out}")
 
 
 def _within(kind: str, **sizes: tuple[int, int, int]) -> None:
@@ -342,7 +334,9 @@ def _ladder(config: Path | None, layer: int | None, base: float | None, rotary_d
     if config is not None:
         for option, value in (("--base", base), ("--rotary-dim", rotary_dim)):
             if value is not None:
-                raise ValueError(f"plot: {option} {value:g} with --config, which says it already. Expected one of the two. Drop one.")
+                raise ValueError(
+                    f"plot: {option} {value:g} with --config, which says it already. Expected one of the two. Drop one."
+                )
         return _of_model(config, layer, length)
     if layer is not None:
         raise ValueError(f"plot: --layer {layer} without --config. Expected a model that has layers. Give its config.json.")
@@ -385,7 +379,9 @@ def _pairs(text: str, count: int) -> list[int]:
     bad = next((name for name in names if not (name.isdecimal() and int(name) < count)), None)
     if bad is not None or not 0 < len(names) <= 8:
         what = f"pair {bad!r}" if bad is not None else f"{len(names)} pairs"
-        raise ValueError(f"plot rotation: {what} in --pairs {text!r}. Expected 1 to 8 of 0 to {count - 1}, with commas. Mend it.")
+        raise ValueError(
+            f"plot rotation: {what} in --pairs {text!r}. Expected 1 to 8 of 0 to {count - 1}, with commas. Mend it."
+        )
     return [int(name) for name in names]
 
 
@@ -419,7 +415,9 @@ def _read_table(path: Path, key: str | None) -> Tensor:
     if isinstance(held, torch.Tensor):
         held = {"": held}
     if not isinstance(held, dict):
-        raise ValueError(f"plot table: {path} holds a {type(held).__name__}. Expected a tensor or a state_dict. Save the table.")
+        raise ValueError(
+            f"plot table: {path} holds a {type(held).__name__}. Expected a tensor or a state_dict. Save the table."
+        )
     tables = {name: value for name, value in held.items() if isinstance(value, torch.Tensor) and value.ndim == 2}
     if key is not None:
         tables = {name: value for name, value in tables.items() if name == key}
@@ -429,7 +427,9 @@ def _read_table(path: Path, key: str | None) -> Tensor:
         raise ValueError(f"plot table: {path} holds {missing}. Expected one of two axes. Pass --key; there are: {names}.")
     rows: Tensor = next(iter(tables.values())).to(torch.float64)
     if not rows.isfinite().all():
-        raise ValueError(f"plot table: {path} holds numbers that are not finite. Expected a trained table. Look at its training.")
+        raise ValueError(
+            f"plot table: {path} holds numbers that are not finite. Expected a trained table. Look at its training."
+        )
     return rows
 
 

@@ -148,7 +148,8 @@ def _fake_pair(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 def _batched(operator: Any, tensors: int, info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
     """One call for a batch of calls, as ``is_grads_batched`` makes of a backward."""
-    settings, fronted = inputs[-4:], []
+    settings = inputs[-4:]
+    fronted: list[Tensor] = []
     for at, (value, axis) in enumerate(zip(inputs[:-4], in_dims, strict=False)):
         value = value.expand(info.batch_size, *value.shape) if axis is None else value.movedim(axis, 0)
         if at >= tensors:  # a table: the axes that it leaves to broadcasting come after the new one

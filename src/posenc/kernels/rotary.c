@@ -33,7 +33,7 @@
 #endif
 
 /* Hardware that turns eight halves at a time into floats and back: a fifth of the time that the bits take. */
-#if defined(__GNUC__) && defined(__x86_64__)
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(WITHOUT_HALF_HARDWARE)
 #define HALF_HARDWARE __attribute__((target("avx,f16c")))
 #include <immintrin.h>
 #endif
@@ -83,11 +83,12 @@ INLINE uint16_t to_bfloat(float value) { /* to nearest, ties to even; NaN as PyT
     return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded);
 }
 
-INLINE float from_half(uint16_t x) { /* subnormals scaled by a power of two, which is exact */
-    uint32_t sign = (uint32_t)(x & 0x8000u) << 16, rest = (uint32_t)(x & 0x7FFFu) << 13;
-    float small = bits_to_float(rest) * 5.192296858534828e+33f; /* 2^112 */
-    float large = bits_to_float(rest | 0x7F800000u);
-    return bits_to_float(sign | float_to_bits((x & 0x7C00u) == 0x7C00u ? large : small));
+INLINE float from_half(uint16_t x) { /* no denormal float on the way, which a processor may be set to flush */
+    uint32_t sign = (uint32_t)(x & 0x8000u) << 16, size = x & 0x7FFFu;
+    float small = (float)(int32_t)size * 5.9604644775390625e-8f; /* 2^-24 */
+    uint32_t normal = (size << 13) + 0x38000000u;                /* the exponent's bias from 15 to 127 */
+    uint32_t result = size < 0x400u ? float_to_bits(small) : normal;
+    return bits_to_float(sign | (size >= 0x7C00u ? (size << 13) | 0x7F800000u : result));
 }
 
 INLINE uint16_t to_half(float value) { /* to nearest, ties to even */

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import cos, degrees, pi, sin
+from math import cos, degrees, log10, pi, sin
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,7 +50,9 @@ def shift(encoding: Sinusoidal, position: int, by: int) -> Figure:
 
 
 @in_style
-def clock_hands(inv_freq: Tensor, positions: Sequence[int], pairs: Sequence[int], *, title: str = "Rotary clock hands") -> Figure:
+def clock_hands(
+    inv_freq: Tensor, positions: Sequence[int], pairs: Sequence[int], *, title: str = "Rotary clock hands"
+) -> Figure:
     """One dial per position and channel pair; the hand shows the angle that the pair has turned by.
 
     Shape:
@@ -86,7 +88,9 @@ def clock_hands(inv_freq: Tensor, positions: Sequence[int], pairs: Sequence[int]
 
 
 @in_style
-def wavelength_chart(ladders: Mapping[str, Tensor], length: int, *, title: str = "Wavelengths; hollow: no full turn within the trained length") -> Figure:
+def wavelength_chart(
+    ladders: Mapping[str, Tensor], length: int, *, title: str = "Wavelengths; hollow: no full turn within the trained length"
+) -> Figure:
     """How many tokens each pair takes to turn once, against a trained length; hollow where it never does.
 
     Args:
@@ -103,7 +107,15 @@ def wavelength_chart(ladders: Mapping[str, Tensor], length: int, *, title: str =
         turning = waves.isfinite().nonzero().flatten()
         waves = waves[turning]
         for fits, face in ((waves <= length, colour), (waves > length, "white")):
-            axes.plot(turning[fits].tolist(), waves[fits].tolist(), marker, color=colour, markerfacecolor=face, markersize=4, linestyle="none")
+            axes.plot(
+                turning[fits].tolist(),
+                waves[fits].tolist(),
+                marker,
+                color=colour,
+                markerfacecolor=face,
+                markersize=4,
+                linestyle="none",
+            )
         missing = len(inv_freq) - int((waves <= length).sum())
         label = f"{name}: {missing} of {len(inv_freq)} never complete a turn"
         axes.plot([], [], marker, color=colour, markersize=4, linestyle="none", label=label)
@@ -131,22 +143,24 @@ def coverage_rings(coverage: AngleCoverage, *, title: str = "Angles seen in trai
     turns = coverage.turns
     pairs, missing = len(turns), len(coverage.incomplete)
     figure = new_figure(3.9)
-    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1), subplot_kw={"visible": False})
-    place = left.get_subplotspec()
-    left.remove()
-    axes: Any = figure.add_subplot(place, projection="polar")
+    grid = figure.add_gridspec(1, 2, width_ratios=(1.25, 1))
+    axes: Any = figure.add_subplot(grid[0], projection="polar")
+    right = figure.add_subplot(grid[1])
     core = pairs * 0.2
     radii = [core + pair for pair in range(pairs)]
     height, seam = (0.82, 0.0) if pairs <= 24 else (1.0, 0.4)  # more rings have no room for gaps
-    axes.bar([0] * pairs, [height] * pairs, width=2 * pi, bottom=radii, align="edge", color="0.93", edgecolor="0.93", linewidth=seam)
+    axes.bar(
+        [0] * pairs, [height] * pairs, width=2 * pi, bottom=radii, align="edge", color="0.93", edgecolor="0.93", linewidth=seam
+    )
     arcs = [2 * pi * min(1.0, t) for t in turns]
     colours = [BLUE if t >= 1 else VERMILION for t in turns]
-    axes.bar([0] * pairs, [height] * pairs, width=arcs, bottom=radii, align="edge", color=colours, edgecolor=colours, linewidth=seam)
+    axes.bar(
+        [0] * pairs, [height] * pairs, width=arcs, bottom=radii, align="edge", color=colours, edgecolor=colours, linewidth=seam
+    )
     axes.set(ylim=(0, core + pairs), yticks=[], xticks=[0, pi / 2, pi, 3 * pi / 2], xticklabels=["0", "90°", "180°", "270°"])
     axes.grid(visible=False)
     axes.spines["polar"].set_visible(False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=9.5)
-    right.set_visible(True)
     right.axis("off")
     handles = [Patch(color=BLUE, label="seen at every angle"), Patch(color=VERMILION, label="angles seen of a slow pair"),
                Patch(color="0.9", label="never seen")]  # fmt: skip
@@ -155,7 +169,10 @@ def coverage_rings(coverage: AngleCoverage, *, title: str = "Angles seen in trai
     lines = [f"{missing} of {pairs} pairs never complete", f"a turn within {coverage.length:,} tokens", ""]
     lines += [f"innermost, pair 0: {_count(turns[0])}"]
     if first:
-        lines += [f"last full, pair {first - 1}: {_count(turns[first - 1])}", f"first short, pair {first}: {_count(turns[first])}"]
+        lines += [
+            f"last full, pair {first - 1}: {_count(turns[first - 1])}",
+            f"first short, pair {first}: {_count(turns[first])}",
+        ]
     lines += [f"outermost, pair {pairs - 1}: {_count(turns[-1])}"]
     right.text(0, 0.55, "\n".join(lines), transform=right.transAxes, fontsize=8.5, va="top", linespacing=1.5)
     return figure
@@ -193,7 +210,8 @@ def decay_curve(schedule: Schedule, rotary_dim: int, limit: int, *, title: str =
 
 def decay_distances(limit: int) -> Tensor:
     """Whole distances from 1 to the limit, spaced evenly on a logarithmic axis."""
-    return torch.logspace(0, torch.log10(torch.tensor(float(limit))).item(), 400, dtype=torch.float64).round().unique().long()
+    spaced: Tensor = torch.logspace(0, log10(limit), 400, dtype=torch.float64).round().unique()
+    return spaced.to(torch.int64)
 
 
 def _turn(pair: int, omega: float) -> str:

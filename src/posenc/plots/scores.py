@@ -58,7 +58,7 @@ def bucket_staircase(buckets: int, max_distance: int) -> Figure:
     """Which T5 bucket each distance falls into: decoders look back only, encoders split the buckets by direction.
 
     Example:
-        >>> [axes.get_title() for axes in bucket_staircase(32, 128).axes]
+        >>> [axes.get_title(loc="left") for axes in bucket_staircase(32, 128).axes]
         ['causal (decoder)', 'bidirectional (encoder)']
     """
     far = max_distance + max(max_distance // 4, 2)

@@ -78,7 +78,7 @@ def new_figure(height: float) -> Figure:
 
 def colour_bar(figure: Any, image: Any, axes: Any, label: str, **kwargs: Any) -> None:
     """What the colours of an image mean."""
-    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, **kwargs)
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=35, **kwargs)
     bar.outline.set_visible(False)
     bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=7.5)

@@ -60,7 +60,9 @@ def similarity(inv_freq: Tensor, length: int, *, title: str = "How alike sinusoi
             f"rises again\nfrom lag {first - 1}", (first - 1, float(kernel[first - 1])), xytext=(12, 26),
             textcoords="offset points", color=VERMILION, fontsize=8, arrowprops={"arrowstyle": "-", "color": VERMILION},
         )  # fmt: skip
-    right.set(title="By lag, which is all it depends on", xlabel="lag (tokens)", ylabel="dot product ÷ largest", ylim=(None, 1.04))
+    right.set(
+        title="By lag, which is all it depends on", xlabel="lag (tokens)", ylabel="dot product ÷ largest", ylim=(None, 1.04)
+    )
     return figure
 
 
@@ -85,15 +87,11 @@ def learned_table(weight: Tensor, *, title: str = "A learned table") -> Figure:
     return figure
 
 
-def _colours(
-    figure: Any, axes: Any, values: Tensor, *, label: str, origin: str = "lower", most: float | None = None
-) -> None:
+def _colours(figure: Any, axes: Any, values: Tensor, *, label: str, origin: str = "lower", most: float | None = None) -> None:
     """A signed table: 0 is white, equal magnitudes are equally strong."""
     values = values.detach().to(torch.float64)
     most = most or float(values.abs().max()) or 1.0
-    image = axes.imshow(
-        values.tolist(), cmap=SIGNED, vmin=-most, vmax=most, aspect="auto", origin=origin
-    )
+    image = axes.imshow(values.tolist(), cmap=SIGNED, vmin=-most, vmax=most, aspect="auto", origin=origin)
     axes.spines[:].set_visible(False)
     colour_bar(figure, image, axes, label)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil, isfinite, log10
+from textwrap import wrap
 
 import torch
 from rich.style import Style
@@ -26,8 +27,8 @@ def terminal_heatmap(values: Tensor, *, across: str, down: str, width: int, colo
 
     Example:
         >>> print(terminal_heatmap(torch.tensor([[-1.0, 0.0, 1.0]]), across="position", down="channel", width=40, colour=False))
-        0 |  +@
-        position from left, channel from top
+        0 | +@
+        position across, channel down
         scale: ' ' is -1, '@' is 1
     """
     values = values.detach().to(torch.float64)
@@ -44,9 +45,9 @@ def terminal_heatmap(values: Tensor, *, across: str, down: str, width: int, colo
             else:
                 picture.append(RAMP[min(int((value / most + 1) / 2 * len(RAMP)), len(RAMP) - 1)])
         picture.append("\n")
-    left_out = [f"every {_nth(n)} {what}" for n, what in ((every_column, across), (every_row, down)) if n > 1]
-    picture.append(f"{across} from left, {down} from top")
-    picture.append(f"\nshown: {', '.join(left_out)}" if left_out else "")
+    steps = (every_column, f"{across} across"), (every_row, f"{down} down")
+    left_out = ", ".join(f"every {_nth(n)} {what}" for n, what in steps if n > 1)
+    picture.append("\n".join(wrap(f"shown: {left_out}" if left_out else f"{across} across, {down} down", width)))
     picture.append("\nscale: ")
     if colour:
         picture.append("  ", _tint(-1.0))
@@ -61,7 +62,7 @@ def terminal_heatmap(values: Tensor, *, across: str, down: str, width: int, colo
 def terminal_curves(
     at: Sequence[float], curves: Mapping[str, Sequence[float]], *, across: str, up: str, width: int, logarithmic: str = "xy"
 ) -> Text:
-    """Curves as characters, one mark per curve and column, the mean position of what falls into a column left as it is.
+    """Curves as characters: each value known is one mark, at most half a character from its place; nothing is joined.
 
     Args:
         at: where the curves are known.
@@ -70,8 +71,9 @@ def terminal_curves(
         width: of the terminal, in characters.
 
     Example:
-        >>> print(terminal_curves([1, 10, 100], {"a": [1, 2, 3]}, across="n", up="m", width=16, logarithmic="x").plain[:11])
-             3 |   
+        >>> picture = terminal_curves([1, 10, 100], {"a": [1, 2, 3]}, across="n", up="m", width=40, logarithmic="x")
+        >>> print(picture.plain.splitlines()[-2])
+        across: n, logarithmic; up: m
     """
     margin = 10
     columns = max(min(width, 100) - margin - 1, 8)
@@ -96,10 +98,17 @@ def terminal_curves(
         picture.append(f"{label:>{margin - 2}} |{''.join(line)}\n")
     ends = f"{first:,.4g}", f"{last:,.4g}"
     picture.append(" " * (margin - 1) + ends[0] + ends[1].rjust(columns + 1 - len(ends[0])) + "\n")
-    scales = [f"{name} logarithmic" for name, axis in ((across, "x"), (up, "y")) if axis in logarithmic]
-    picture.append(f"across: {across}; up: {up}" + (f" ({', '.join(scales)})" if scales else "") + "\n")
-    names = [f"{mark} {name}" for mark, name in zip(MARKS, curves, strict=False)]
-    picture.append("   ".join([*names, "& several"] if len(names) > 1 else names))
+    scales = [", logarithmic" if axis in logarithmic else "" for axis in "xy"]
+    picture.append("\n".join(wrap(f"across: {across}{scales[0]}; up: {up}{scales[1]}", width)) + "\n")
+    names = [f"{mark} {name}" for mark, name in zip(MARKS, curves, strict=False)] + ["& several"] * (len(curves) > 1)
+    legend = ""
+    for name in names:  # as many as fit on a line
+        joined = f"{legend}   {name}" if legend else name
+        if legend and len(joined) > width:
+            picture.append(legend + "\n")
+            joined = name
+        legend = joined
+    picture.append(legend)
     return picture
 
 
