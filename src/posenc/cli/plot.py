@@ -33,6 +33,10 @@ class Kinds(click.Group):
         advice = f"Did you mean {' or '.join(close)}?" if close else "Choose one."
         raise ValueError(f"plot: there is no kind {args[0]!r}. Expected one of {', '.join(kinds)}. {advice}")
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Kinds"):
+            formatter.write_dl([(name, command.get_short_help_str(120)) for name, command in sorted(self.commands.items())])
+
 
 class Ladder(NamedTuple):
     """The frequencies that a picture is about."""
