@@ -32,7 +32,7 @@
 #define VERSIONS
 #endif
 
-/* Hardware that turns eight halves at a time into floats and back: a fifth of the time that the bits take. */
+/* Hardware that turns eight halves at a time into floats and back: a quarter of the time that their bits take. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(WITHOUT_HALF_HARDWARE)
 #define HALF_HARDWARE __attribute__((target("avx,f16c")))
 #include <immintrin.h>
