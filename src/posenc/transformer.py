@@ -270,7 +270,14 @@ class Transformer(nn.Module):
         weight, widths = self.embed.weight, [self._key_width(layer) for layer in range(len(self.blocks))]
         return [
             StaticCache(
-                batch, self.kv_heads, length, width, v_dim=self.head_dim, axes=self._axes, dtype=weight.dtype, device=weight.device
+                batch,
+                self.kv_heads,
+                length,
+                width,
+                v_dim=self.head_dim,
+                axes=self._axes,
+                dtype=weight.dtype,
+                device=weight.device,
             )
             for width in widths
         ]

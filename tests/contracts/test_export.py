@@ -17,7 +17,7 @@ ROTARY = {
     "rope-interleaved": (RoPE(16, pairing="interleaved"), lambda n: contiguous(n, 100).positions[None]),
     "rope-partial-yarn": (RoPE(16, YaRN(Geometric(), 4.0, 64), rotary_dim=8), lambda n: contiguous(n, 100).positions[None]),
     "mrope": (MRoPE(16, (2, 3, 3)), lambda n: contiguous(n).positions[None, :, None] * torch.tensor([1, 2, 3])),
-    "axial": (AxialRoPE(16), lambda n: (grid(3, 3).positions[None] if n == USED else grid(1, n).positions[None])),
+    "axial": (AxialRoPE(16), lambda n: grid(3, 3).positions[None] if n == USED else grid(1, n).positions[None]),
 }
 
 

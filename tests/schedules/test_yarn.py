@@ -227,5 +227,7 @@ def test_a_ramp_that_would_fall_is_refused(schedule, why):
 def test_a_length_left_out_is_asked_for_when_frequencies_are():
     # NVIDIA-NeMo/Automodel#2652: a silent default would scale the wrong pairs
     assert YaRN(factor=4.0).original_length is None
-    with pytest.raises(ValueError, match=r"YaRN: original_length is not given. Expected the length that the model was trained on"):
+    with pytest.raises(
+        ValueError, match=r"YaRN: original_length is not given. Expected the length that the model was trained on"
+    ):
         YaRN(factor=4.0).frequencies(8)

@@ -10,7 +10,9 @@ import click
 
 @click.command("plan")
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--to-config", "version", type=click.Choice(["4", "5"]), help="Print the config in this transformers version's keys.")
+@click.option(
+    "--to-config", "version", type=click.Choice(["4", "5"]), help="Print the config in this transformers version's keys."
+)
 def plan_config(config: Path, version: str | None) -> None:
     """Say what a model's CONFIG does with positions, layer by layer.
 
