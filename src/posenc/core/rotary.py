@@ -162,5 +162,7 @@ def _inputs(positions: Tensor, inv_freq: Tensor, dtype: torch.dtype, name: str) 
 def _table(angle: Tensor, amplitude: float | Tensor, dtype: torch.dtype, device: torch.device) -> RotaryTable:
     if isinstance(amplitude, Tensor):
         amplitude = amplitude.to(angle.device, angle.dtype)[..., None, None]
-    cos, sin = ((wave * amplitude).to(dtype) for wave in (angle.cos(), angle.sin()))
-    return RotaryTable(cos.to(device), sin.to(device))
+    cos, sin = angle.cos(), angle.sin()
+    if isinstance(amplitude, Tensor) or amplitude != 1.0:  # one token's table takes as long as its operations are many
+        cos, sin = cos * amplitude, sin * amplitude
+    return RotaryTable(cos.to(device, dtype), sin.to(device, dtype))

@@ -80,7 +80,7 @@ INLINE float from_bfloat(uint16_t x) { return bits_to_float((uint32_t)x << 16); 
 INLINE uint16_t to_bfloat(float value) { /* to nearest, ties to even; NaN as PyTorch writes it */
     uint32_t bits = float_to_bits(value);
     uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-    return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded);
+    return (uint16_t)(value != value ? 0x7FC0u : rounded);
 }
 
 INLINE float from_half(uint16_t x) { /* no denormal float on the way, which a processor may be set to flush */
@@ -199,7 +199,56 @@ static void pair_half(const void *x_, void *out_, const void *cos_, const void *
     }
 }
 
-static const Row ROWS[2][4] = {{half_float, half_double, half_bfloat, half_half},
+#ifdef HALF_HARDWARE
+/* Widening by unpacking and narrowing by packing both work inside the two lanes of a vector, so that their orders cancel
+ * out when the table is loaded in the same order: four elements from each half of a run of sixteen. */
+#define LANES __attribute__((target("avx2"), always_inline)) static inline
+
+LANES __m256 unpacked(__m256i x, int upper) {
+    __m256i zero = _mm256_setzero_si256();
+    return _mm256_castsi256_ps(upper ? _mm256_unpackhi_epi16(zero, x) : _mm256_unpacklo_epi16(zero, x));
+}
+
+LANES __m256 lanes_of(const any_float *row, int upper) {
+    const float *at = (const float *)row + 4 * upper;
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(at)), _mm_loadu_ps(at + 8), 1);
+}
+
+LANES __m256i rounded(__m256 value) { /* as to_bfloat */
+    __m256i bits = _mm256_castps_si256(value), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i up = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd), 16);
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(up, _mm256_set1_epi32(0x7FC0), nan);
+}
+
+__attribute__((target("avx2"))) static void half_bfloat_in_lanes(const void *x_, void *out_, const void *cos_, const void *sin_,
+                                                                int64_t pairs, double sign_) {
+    const any_16 *x = (const any_16 *)x_;
+    any_16 *out = (any_16 *)out_;
+    const any_float *cos = (const any_float *)cos_, *sin = (const any_float *)sin_;
+    const __m256 sign = _mm256_set1_ps((float)sign_);
+    int64_t i = 0;
+    for (; i + 16 <= pairs; i += 16) {
+        __m256i first = _mm256_loadu_si256((const __m256i *)(x + i)), second = _mm256_loadu_si256((const __m256i *)(x + pairs + i));
+        __m256i turned[2][2];
+        for (int upper = 0; upper < 2; upper++) {
+            __m256 a = unpacked(first, upper), b = unpacked(second, upper);
+            __m256 c = lanes_of(cos + i, upper), s = _mm256_mul_ps(lanes_of(sin + i, upper), sign);
+            turned[0][upper] = rounded(_mm256_sub_ps(_mm256_mul_ps(a, c), _mm256_mul_ps(b, s)));
+            turned[1][upper] = rounded(_mm256_add_ps(_mm256_mul_ps(b, c), _mm256_mul_ps(a, s)));
+        }
+        _mm256_storeu_si256((__m256i *)(out + i), _mm256_packus_epi32(turned[0][0], turned[0][1]));
+        _mm256_storeu_si256((__m256i *)(out + pairs + i), _mm256_packus_epi32(turned[1][0], turned[1][1]));
+    }
+    for (; i < pairs; i++) {
+        float a = from_bfloat(x[i]), b = from_bfloat(x[pairs + i]), c = cos[i], s = sin[i] * (float)sign_;
+        out[i] = to_bfloat(a * c - b * s);
+        out[pairs + i] = to_bfloat(b * c + a * s);
+    }
+}
+#endif
+
+static Row ROWS[2][4] = {{half_float, half_double, half_bfloat, half_half},
                                {pair_float, pair_double, pair_bfloat, pair_half}};
 static const int64_t STORED_BYTES[4] = {4, 8, 2, 2}, WIDE_BYTES[4] = {4, 8, 4, 4};
 
@@ -438,7 +487,10 @@ static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_rotary", NULL, 0, M
 
 PyMODINIT_FUNC PyInit__rotary(void) {
 #ifdef HALF_HARDWARE
-    if (__builtin_cpu_supports("avx2")) widen = widen_hardware, narrow = narrow_hardware; /* no processor has avx2 alone */
+    if (__builtin_cpu_supports("avx2")) { /* no processor has avx2 without f16c */
+        widen = widen_hardware, narrow = narrow_hardware;
+        ROWS[0][2] = half_bfloat_in_lanes;
+    }
 #endif
     return PyModuleDef_Init(&MODULE);
 }
