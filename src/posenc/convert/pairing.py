@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.core.checks import check_integers
-from posenc.core.rotary import Pairing, check_rotary_dim
+from posenc.core.rotary import Pairing, rotary_span
 from posenc.errors import ShapeError
 
 
@@ -28,16 +28,7 @@ def pair_order(head_dim: int, to: Pairing, *, rotary_dim: int | None = None, sta
         >>> pair_order(8, "half").tolist()
         [0, 2, 4, 6, 1, 3, 5, 7]
     """
-    check_integers("pair_order", 1, head_dim=head_dim)
-    check_integers("pair_order", start=start)
-    rotary_dim = head_dim if rotary_dim is None else rotary_dim
-    check_rotary_dim(rotary_dim, name="pair_order")
-    first = start + head_dim if start < 0 else start
-    if not 0 <= first <= head_dim - rotary_dim:
-        raise ValueError(
-            f"pair_order: rotary_dim = {rotary_dim} from start = {start} in head_dim = {head_dim}. Expected start + rotary_dim ≤ "
-            "head_dim. Pass start=-rotary_dim for the trailing channels."
-        )
+    rotary_dim, first = rotary_span("pair_order", head_dim, rotary_dim, start)
     if to not in ("half", "interleaved"):
         raise ValueError(
             f"pair_order: to = {to!r}. Expected 'half' or 'interleaved'. Name the pairing that the result shall have."

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from posenc.core.checks import check_integers
-from posenc.core.rotary import Frequencies, Pairing, RotaryTable, check_rotary_dim, rotary_table_nd
+from posenc.core.rotary import (
+    Frequencies,
+    Pairing,
+    RotaryTable,
+    check_rotary_settings,
+    rotary_span,
+    rotary_table_nd,
+)
 from posenc.core.sites import RotaryEncoding
 from posenc.errors import ShapeError
 
@@ -56,27 +63,9 @@ class AxesRotary(RotaryEncoding):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        check_integers(name, 1, head_dim=head_dim, axes=axes)
-        check_integers(name, start=start)
-        rotary_dim = head_dim if rotary_dim is None else rotary_dim
-        check_rotary_dim(rotary_dim, name=name)
-        first = start + head_dim if start < 0 else start
-        if not 0 <= first <= head_dim - rotary_dim:
-            raise ValueError(
-                f"{name}: rotary_dim = {rotary_dim} from start = {start} in head_dim = {head_dim}. Expected "
-                "start + rotary_dim ≤ head_dim. Pass start=-rotary_dim for the trailing channels."
-            )
-        if pairing not in ("half", "interleaved"):
-            raise ValueError(
-                f"{name}: pairing = {pairing!r}. Expected 'half' or 'interleaved'. Name the one the weights were trained with."
-            )
-        if angle_dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"{name}: angle_dtype = {angle_dtype}. Expected torch.float64 or torch.float32. Use float64.")
-        if head_axis not in (-3, -2, None):
-            raise ValueError(
-                f"{name}: head_axis = {head_axis}. Expected -3 for [batch, heads, seq, head_dim], -2 for [batch, seq, heads, "
-                "head_dim] or None without heads. Pass the one of your layout."
-            )
+        check_integers(name, 1, axes=axes)
+        rotary_dim, _ = rotary_span(name, head_dim, rotary_dim, start)
+        check_rotary_settings(name, pairing, head_axis, angle_dtype)
         self.head_dim, self.axes, self.rotary_dim, self.start = head_dim, axes, rotary_dim, start
         self.pairing, self.head_axis, self.angle_dtype = pairing, head_axis, angle_dtype
         self.sequence_axis = -3 if head_axis == -2 else -2

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import _register_namedtuple
 
+from posenc.core.checks import check_integers
 from posenc.core.tokens import check_positions
 from posenc.errors import ShapeError
 
@@ -57,6 +58,44 @@ def check_rotary_dim(rotary_dim: int, *, name: str) -> None:
         raise ValueError(
             f"{name}: rotary_dim = {rotary_dim!r}. Expected an even integer, 2 or more: channels turn in pairs. "
             "Rotate fewer channels of an odd head (rotary_dim=head_dim - 1)."
+        )
+
+
+def rotary_span(name: str, head_dim: int, rotary_dim: int | None, start: int) -> tuple[int, int]:
+    """How many channels of a head turn, all by default, and the first that does; a negative start counts from the end.
+
+    Raises:
+        ValueError: an odd width, or channels that do not lie in the head. TypeError: numbers that are not whole.
+    """
+    check_integers(name, 1, head_dim=head_dim)
+    check_integers(name, start=start)
+    turning = head_dim if rotary_dim is None else rotary_dim
+    check_rotary_dim(turning, name=name)
+    first = start + head_dim if start < 0 else start
+    if not 0 <= first <= head_dim - turning:
+        raise ValueError(
+            f"{name}: rotary_dim = {turning} from start = {start} in head_dim = {head_dim}. Expected "
+            "start + rotary_dim ≤ head_dim. Pass start=-rotary_dim for the trailing channels."
+        )
+    return turning, first
+
+
+def check_rotary_settings(name: str, pairing: object, head_axis: object, angle_dtype: object) -> None:
+    """Refuse settings that no rotary module takes.
+
+    Raises:
+        ValueError: an unknown pairing or head axis. TypeError: angles in another dtype.
+    """
+    if pairing not in ("half", "interleaved"):
+        raise ValueError(
+            f"{name}: pairing = {pairing!r}. Expected 'half' or 'interleaved'. Name the one the weights were trained with."
+        )
+    if angle_dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{name}: angle_dtype = {angle_dtype}. Expected torch.float64 or torch.float32. Use float64.")
+    if head_axis not in (-3, -2, None):
+        raise ValueError(
+            f"{name}: head_axis = {head_axis}. Expected -3 for [batch, heads, seq, head_dim], -2 for [batch, seq, heads, "
+            "head_dim] or None without heads. Pass the one of your layout."
         )
 
 

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from posenc.core.apply import apply_rotary_pair
-from posenc.core.checks import check_integers, check_values
-from posenc.core.rotary import Frequencies, Pairing, RotaryTable, check_rotary_dim, rotary_table
+from posenc.core.checks import check_values
+from posenc.core.rotary import (
+    Frequencies,
+    Pairing,
+    RotaryTable,
+    check_rotary_settings,
+    rotary_span,
+    rotary_table,
+)
 from posenc.core.sites import QKEncoding
 from posenc.core.spec import EncodingSpec, Reference
 from posenc.errors import ShapeError
@@ -109,16 +116,7 @@ class XPos(QKEncoding):
     ) -> None:
         super().__init__()
         check_schedule("XPos", schedule)
-        check_integers("XPos", 1, head_dim=head_dim)
-        check_integers("XPos", start=start)
-        rotary_dim = head_dim if rotary_dim is None else rotary_dim
-        check_rotary_dim(rotary_dim, name="XPos")
-        first = start + head_dim if start < 0 else start
-        if not 0 <= first <= head_dim - rotary_dim:
-            raise ValueError(
-                f"XPos: rotary_dim = {rotary_dim} from start = {start} in head_dim = {head_dim}. Expected "
-                "start + rotary_dim ≤ head_dim. Pass start=-rotary_dim for the trailing channels."
-            )
+        rotary_dim, _ = rotary_span("XPos", head_dim, rotary_dim, start)
         for key, value in (("gamma", gamma), ("decay_base", decay_base)):
             if not _is_number(value) or value <= 0:
                 raise ValueError(
@@ -129,17 +127,7 @@ class XPos(QKEncoding):
                 f"XPos: centre = {centre!r}. Expected a finite number, the same in every call. "
                 "Pass 0, or the middle of the positions that the model will see."
             )
-        if pairing not in ("half", "interleaved"):
-            raise ValueError(
-                f"XPos: pairing = {pairing!r}. Expected 'half' or 'interleaved'. Name the one the weights were trained with."
-            )
-        if angle_dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"XPos: angle_dtype = {angle_dtype}. Expected torch.float64 or torch.float32. Use float64.")
-        if head_axis not in (-3, -2, None):
-            raise ValueError(
-                f"XPos: head_axis = {head_axis}. Expected -3 for [batch, heads, seq, head_dim], -2 for [batch, seq, heads, "
-                "head_dim] or None without heads. Pass the one of your layout."
-            )
+        check_rotary_settings("XPos", pairing, head_axis, angle_dtype)
         self.head_dim, self.schedule, self.rotary_dim, self.start = head_dim, schedule, rotary_dim, start
         self.gamma, self.decay_base, self.centre = float(gamma), float(decay_base), float(centre)
         self.pairing, self.head_axis, self.angle_dtype = pairing, head_axis, angle_dtype
