@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import (
+    FULL,
     ALiBi,
     ContentScoreEncoding,
     Encoding,
@@ -22,6 +23,7 @@ from posenc import (
     InputEncoding,
     KeyBias,
     Learned,
+    Mask,
     NoPE,
     QKEncoding,
     Randomized,
@@ -483,6 +485,7 @@ class Forgetting(ContentScoreEncoding):
         *,
         x: Tensor | None = None,
         state: Any = None,
+        mask: Mask = FULL,
     ) -> tuple[ScoreBias, Any]:
         assert x is not None
         sums = nn.functional.logsigmoid(self.gate(x)).transpose(-1, -2).cumsum(-1)

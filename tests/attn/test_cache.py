@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from posenc import (
+    FULL,
     ALiBi,
     ContentScoreEncoding,
     Encoding,
     GrowingCache,
     KeyBias,
+    Mask,
     NoPE,
     QueryTableBias,
     RoPE,
@@ -55,6 +57,7 @@ class Forgetting(ContentScoreEncoding):
         *,
         x: Tensor | None = None,
         state: Any = None,
+        mask: Mask = FULL,
     ) -> tuple[ScoreBias, Any]:
         assert x is not None
         log_gates = nn.functional.logsigmoid(self.gate(x)).transpose(-1, -2)
@@ -80,6 +83,7 @@ class Shaw(ContentScoreEncoding):
         *,
         x: Tensor | None = None,
         state: Any = None,
+        mask: Mask = FULL,
     ) -> tuple[ScoreBias, Any]:
         return QueryTableBias(q @ self.weight.to(q.dtype).T, 0), None
 

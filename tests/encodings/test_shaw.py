@@ -32,7 +32,7 @@ from posenc.testing import conform
 F64 = torch.float64
 
 
-def oracle(encoding, q, k, positions, k_positions):
+def oracle(encoding, q, k, x, positions, k_positions):
     """Shaw et al. 2018, §3.2: clip(j - i, -k, k) picks the vector; the term is inside the 1/√d."""
     vectors = encoding.distance_embedding.weight.detach().double().tolist()
     bias = torch.zeros(len(q), len(positions), len(k_positions), dtype=F64)

@@ -87,7 +87,7 @@ def positional_attention(
         _check_before_append(q, k, v, encodings, prepared, backend)
         all_k, all_v, all_tokens = cache.append(k, v, k_tokens)
         keys = _Keys(all_k, all_v, all_tokens.positions)
-    terms = _biases(q, keys, encodings, tokens.positions, prepared, cache, x)
+    terms = _biases(q, keys, encodings, tokens.positions, prepared, cache, x, mask)
     return attention(
         q,
         keys.k,
@@ -154,6 +154,7 @@ def _biases(
     prepared: Prepared,
     cache: Cache | None,
     x: Tensor | None,
+    mask: Mask,
 ) -> list[ScoreBias]:
     biases: list[ScoreBias] = []
     for index, encoding in enumerate(encodings):
@@ -161,7 +162,7 @@ def _biases(
             biases.append(prepared[encoding])
         elif isinstance(encoding, ContentScoreEncoding):
             state = None if cache is None else cache.states.get(index)
-            bias, state = encoding(q, keys.k, positions, keys.positions, x=x, state=state)
+            bias, state = encoding(q, keys.k, positions, keys.positions, x=x, state=state, mask=mask)
             if cache is not None:
                 cache.states[index] = state
             biases.append(bias)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from posenc.attn.backends.base import Backend
+from posenc.attn.backends.blockwise import Blockwise
+from posenc.attn.backends.channels import Channels
+from posenc.attn.backends.flex import Flex
 from posenc.attn.backends.reference import Reference
 from posenc.attn.backends.sdpa import SDPA
+from posenc.attn.backends.varlen import Varlen
 from posenc.attn.request import Request
 from posenc.core.backends import Verdict as Verdict
 from posenc.core.backends import choose, judge
 
-BACKENDS: tuple[Backend, ...] = (SDPA(), Reference())
+BACKENDS: tuple[Backend, ...] = (Channels(), Varlen(), Blockwise(), SDPA(), Reference(), Flex())
 """In the order in which ``"auto"`` asks them."""
 
 

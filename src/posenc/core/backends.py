@@ -13,12 +13,14 @@ Call = TypeVar("Call")
 
 @runtime_checkable
 class Serves(Protocol[Call_contra]):
-    """A backend: a name, and the reason why it does not serve a call, or ``None``."""
+    """A backend: a name, why it cannot serve a call, and why ``"auto"`` passes it over although it could; or ``None``."""
 
     @property
     def name(self) -> str: ...
 
     def refusal(self, call: Call_contra) -> str | None: ...
+
+    def hesitation(self, call: Call_contra) -> str | None: ...
 
 
 class Verdict(NamedTuple):
@@ -44,6 +46,8 @@ def choose(what: str, backends: Sequence[Serves[Call]], call: Call, backend: str
         if backend not in ("auto", candidate.name):
             continue
         refusal = candidate.refusal(call)
+        if refusal is None and backend == "auto":
+            refusal = candidate.hesitation(call)
         if refusal is None:
             return candidate
         refusals[candidate.name] = refusal
@@ -65,7 +69,10 @@ def judge(what: str, backends: Sequence[Serves[Call]], call: Call, backend: str)
         refusal = candidate.refusal(call)
         if candidate.name == chosen:
             why = "named" if backend != "auto" else "the first in the order of 'auto' that accepts"
+        elif refusal is None:
+            hesitation = candidate.hesitation(call)
+            why = f"only by name: {hesitation}" if hesitation else "accepts, but another was named or comes first"
         else:
-            why = f"refuses: {refusal}" if refusal else "accepts, but another was named or comes first"
+            why = f"refuses: {refusal}"
         said.append(Verdict(candidate.name, candidate.name == chosen, why))
     return said

@@ -41,6 +41,10 @@ class RotaryBackend(ABC):
     def refusal(self, call: RotaryCall) -> str | None:
         """Why this backend does not serve the call, or ``None``."""
 
+    def hesitation(self, call: RotaryCall) -> str | None:
+        """Why ``"auto"`` passes it over although it could serve the call, or ``None``."""
+        return None
+
     @abstractmethod
     def run(self, call: RotaryCall) -> Turned:
         """The turned tensors, new ones."""

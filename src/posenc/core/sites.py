@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from posenc.core.apply import apply_rotary_pair
 from posenc.core.bias import ScoreBias
+from posenc.core.mask import FULL, Mask
 from posenc.core.rotary import Frequencies, Pairing, RotaryTable
 from posenc.core.spec import EncodingSpec
 from posenc.core.tokens import Positions, resolve_positions
@@ -173,8 +174,16 @@ class ContentScoreEncoding(Encoding):
         *,
         x: Tensor | None = None,
         state: Any = None,
+        mask: Mask = FULL,
     ) -> tuple[ScoreBias, Any]:
-        """The bias value, and the state that a cache keeps for the next call."""
+        """The bias value, and the state that a cache keeps for the next call.
+
+        Args:
+            k: all keys, the cached ones first; with fixed slots the unfilled ones follow, as zeros.
+            x: the hidden states of the new tokens, ``[*batch, seq, dim]``.
+            state: what the last call returned, ``None`` at first.
+            mask: what attention will hide, for encodings that count or sum over the keys that a query sees.
+        """
 
     if TYPE_CHECKING:
         __call__ = forward

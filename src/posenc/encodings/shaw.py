@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from posenc.core.bias import QueryTableBias, ScoreBias
 from posenc.core.checks import check_integers
+from posenc.core.mask import FULL, Mask
 from posenc.core.sites import ContentScoreEncoding
 from posenc.core.spec import EncodingSpec, Reference
 from posenc.errors import ShapeError
@@ -112,6 +113,7 @@ class ShawRelative(ContentScoreEncoding):
         *,
         x: Tensor | None = None,
         state: Any = None,
+        mask: Mask = FULL,
     ) -> tuple[ScoreBias, Any]:
         if q.shape[-1] != self.head_dim:
             raise ShapeError(

@@ -51,7 +51,7 @@ def content_for(
     batch: tuple[int, ...] = (),
     dtype: torch.dtype = torch.float32,
 ) -> Outputs:
-    """What the encoding reads: ``(x,)``, ``(q, k)`` or nothing; the same numbers for the same sizes."""
+    """What the encoding reads: ``(x,)``, ``(q, k)``, ``(q, k, x)`` or nothing; the same numbers for the same sizes."""
     draw = torch.Generator().manual_seed(length)
 
     def normal(*size: int) -> Tensor:
@@ -65,7 +65,8 @@ def content_for(
         return _by_sequence_axis(encoding, (q, k))
     if isinstance(encoding, ContentScoreEncoding):
         k_length = length if k_length is None else k_length
-        return normal(shape.heads, length, shape.head_dim), normal(shape.kv_heads, k_length, shape.head_dim)
+        q, k = normal(shape.heads, length, shape.head_dim), normal(shape.kv_heads, k_length, shape.head_dim)
+        return q, k, normal(length, shape.dim)
     return ()
 
 
@@ -89,8 +90,8 @@ def run(
     if isinstance(encoding, ScoreEncoding):
         return (materialize(encoding(), positions, k_positions, dtype=dtype),)
     if isinstance(encoding, ContentScoreEncoding):
-        q, k = content
-        bias, _ = encoding(q, k, positions, k_positions)
+        q, k, x = content
+        bias, _ = encoding(q, k, positions, k_positions, x=x)
         return (materialize(bias, positions, k_positions, dtype=dtype),)
     raise TypeError(
         f"conform: {type(encoding).__name__} acts on {encoding.acts_on}. Expected an encoding that acts on the positions, the "

@@ -18,10 +18,16 @@ class Backend(ABC):
     """One way to compute attention."""
 
     name: ClassVar[str]
+    dense: ClassVar[bool] = False
+    """Whether it writes biases out as ``[heads, q, k]``; layers that share a bias then share what is written."""
 
     @abstractmethod
     def refusal(self, request: Request) -> str | None:
         """Why this backend cannot serve a request, in one sentence, or ``None``. Reads static facts only."""
+
+    def hesitation(self, request: Request) -> str | None:
+        """Why ``"auto"`` passes it over although it could serve the request, or ``None``. Reads static facts only."""
+        return None
 
     @abstractmethod
     def run(self, request: Request) -> Tensor:

@@ -16,6 +16,7 @@ class Reference(Backend):
     """``softmax(scale · q kᵀ + bias) v`` in float32 (float64 for float64), O(q·k) memory."""
 
     name = "reference"
+    dense = True
 
     def refusal(self, request: Request) -> str | None:
         return None

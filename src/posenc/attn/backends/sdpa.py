@@ -22,6 +22,7 @@ class SDPA(Backend):
     """
 
     name = "sdpa"
+    dense = True
 
     def refusal(self, request: Request) -> str | None:
         return None
