@@ -33,7 +33,7 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-from posenc import Geometric, RoPE, apply_rotary, apply_rotary_, apply_rotary_pair, rotary_table
+from posenc import Geometric, RoPE, apply_rotary_, apply_rotary_pair, rotary_table
 from posenc.kernels import native
 
 Run = Callable[[], Any]
@@ -145,12 +145,10 @@ def forward_runs(peers: Peers, q: Tensor, k: Tensor, *, compiled: bool) -> dict[
     q_out, k_out, q_in, k_in = (torch.empty_like(x).copy_(x) for x in (q, k, q, k))
 
     def warm() -> None:
-        apply_rotary(q, table, pairing="half", out=q_out)
-        apply_rotary(k, table, pairing="half", out=k_out)
+        apply_rotary_pair(q, k, table, pairing="half", out=(q_out, k_out))
 
     def in_place() -> None:
-        apply_rotary_(q_in, table, pairing="half")
-        apply_rotary_(k_in, table, pairing="half")
+        apply_rotary_pair(q_in, k_in, table, pairing="half", out=(q_in, k_in))
 
     fused = {}
     if compiled:
@@ -196,6 +194,7 @@ def one_token_runs(peers: Peers, dtype: torch.dtype) -> dict[str, Run]:
     return {
         "clone": lambda: (q.clone(), k.clone()),
         "posenc": lambda: apply_rotary_pair(q, k, table, pairing="half"),
+        "posenc, in place": lambda: (apply_rotary_(q, table, pairing="half"), apply_rotary_(k, table, pairing="half")),
         "posenc, reference": lambda: apply_rotary_pair(q, k, table, pairing="half", backend="reference"),
         **peers.runs(q, k, compiled=False),
     }

@@ -67,6 +67,79 @@ def check_in_place_and_out(view, dtype, pairing, backend):
     assert same(x, expected)
 
 
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_a_pair_is_written_to_its_buffers_or_in_place(pairing, backend):
+    q, k, table = torch.randn(2, 4, 5, 12), torch.randn(2, 2, 5, 12), table_of(AT[0], 6)
+    settings = {"pairing": pairing, "backend": backend}
+    expected = apply_rotary_pair(q, k, table, pairing=pairing, backend="reference")
+    buffers = torch.empty_like(q), torch.empty(2, 5, 2, 12).transpose(1, 2)
+    turned = apply_rotary_pair(q, k, table, out=buffers, **settings)
+    assert turned[0] is buffers[0]
+    assert turned[1] is buffers[1]
+    assert all(map(same, turned, expected))
+    assert all(map(same, apply_rotary_pair(q, k, table, out=(q, k), **settings), expected))
+    assert all(map(same, (q, k), expected))
+
+
+def test_a_pair_may_be_written_over_what_is_still_to_be_read(backend):
+    q, k, table = torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8), table_of(AT[0], 4)
+    expected = apply_rotary_pair(q, k, table, backend="reference", **HALF)
+    turned = apply_rotary_pair(q, k, table, out=(k, q), backend=backend, **HALF)
+    assert turned[0] is k
+    assert all(map(same, (k, q), expected))
+    memory = torch.randn(2 * 80 + 8)
+    q, k = memory[:80].view(1, 2, 5, 8), memory[88:].view(1, 2, 5, 8)
+    shifted = memory[8:88].view(1, 2, 5, 8)  # over q, and next to k
+    expected = apply_rotary_pair(q, k, table, backend="reference", **HALF)
+    turned = apply_rotary_pair(q, k, table, out=(shifted, k), backend=backend, **HALF)
+    assert all(map(same, turned, expected))
+
+
+def test_the_buffers_of_a_pair_are_checked(backend):
+    q, k, table = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8), table_of(AT[0], 4)
+
+    def into(*out):
+        return apply_rotary_pair(q, k, table, out=out, backend=backend, **HALF)
+
+    with pytest.raises(TypeError, match=r"apply_rotary_pair: out is a tuple\. Expected two tensors, out=\(q_out, k_out\)"):
+        into(torch.empty_like(q))
+    with pytest.raises(TypeError, match=r"apply_rotary_pair: out is a Tensor\. Expected two tensors"):
+        apply_rotary_pair(q, k, table, out=q, backend=backend, **HALF)
+    with pytest.raises(ShapeError, match=r"out is torch.float64 of shape .*Expected torch.float32"):
+        into(torch.empty_like(q), torch.empty_like(k).double())
+    one = torch.empty_like(q)
+    with pytest.raises(ValueError, match=r"apply_rotary_pair: the two tensors of out share memory"):
+        into(one, one)
+    with pytest.raises(ValueError, match="out= with a tensor that needs a gradient"):
+        apply_rotary_pair(q, k.requires_grad_(), table, out=(torch.empty_like(q), one), backend=backend, **HALF)
+
+
+def test_a_backward_notices_that_a_pair_was_overwritten(backend):
+    q, k, table = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8), table_of(AT[0], 4)
+    w = torch.ones(8, requires_grad=True)
+    loss = (q * w).sum() + (k * w).sum()
+    with torch.no_grad():
+        apply_rotary_pair(q, k, table, out=(q, k), backend=backend, **HALF)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_turning_in_place_at_once_asks_what_the_long_way_asks():
+    table = table_of(AT[0], 4)
+    wide = torch.randn(5, 8)
+    shared = RotaryTable(wide[:, :4], wide[:, 4:])
+    expected = apply_rotary(wide.clone(), RotaryTable(wide[:, :4].clone(), wide[:, 4:].clone()), head_axis=None, **HALF)
+    assert same(apply_rotary_(wide, shared, head_axis=None, **HALF), expected)
+    negative = torch._neg_view(torch.randn(1, 5, 8))
+    expected = apply_rotary(negative.clone(), table, **HALF)
+    assert same(apply_rotary_(negative, table, **HALF), expected)
+    x = torch.randn(1, 5, 8)
+    with pytest.raises(ShapeError, match="table of shape"):
+        apply_rotary_(x, table_of(AT[0][:4], 4), **HALF)
+    with pytest.raises(ShapeError, match="0 axes"):
+        apply_rotary_(torch.tensor(1.0), table, **HALF)
+
+
 @pytest.mark.parametrize("shift", [0, 1, 2, 8, 12, 40, 59, 60, 61])
 def test_out_may_be_a_shifted_view_of_x(shift, backend):
     # as numpy.copyto: the result is that of a call without shared memory

@@ -224,7 +224,10 @@ def test_a_batch_of_gradients_at_once(pair, head_axis):
         assert all(map(torch.equal, one, many))
 
 
-@pytest.mark.parametrize("operator", ["rotary", "rotary_pair", "rotary_inference", "rotary_pair_inference", "rotary_out"])
+OPERATORS = ["rotary", "rotary_pair", "rotary_inference", "rotary_pair_inference", "rotary_out", "rotary_pair_out"]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("layout", ["plain", "by token", "every other channel"])
 def test_the_operators_keep_their_promises(operator, layout):
     """torch's own checks of a custom operator: schema, autograd registration, fake tensors."""
@@ -238,6 +241,7 @@ def test_the_operators_keep_their_promises(operator, layout):
     q, k = (x.requires_grad_(differentiable) for x in (q, k))
     tensors = (q, k, *table, *table) if "pair" in operator else (q, *table)
     settings = (False, 0, -3, False)
-    out = (torch.empty_like(q, memory_format=torch.contiguous_format),) if operator == "rotary_out" else ()
+    written = {"rotary_out": (q,), "rotary_pair_out": (q, k)}.get(operator, ())
+    out = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in written)
     tests = ["test_schema", "test_faketensor"] + ["test_autograd_registration"] * differentiable
     torch.library.opcheck(getattr(torch.ops.posenc, operator).default, (*tensors, *settings, *out), test_utils=tests)

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from posenc.core.backends import Verdict, choose, judge
 from posenc.core.checks import check_integers
 from posenc.core.rotary import Pairing, RotaryTable
-from posenc.core.rotary_backends import ROTARY_BACKENDS, RotaryBackend, RotaryCall, Turned
+from posenc.core.rotary_backends import ROTARY_BACKENDS, RotaryBackend, RotaryCall, Turned, count_write, may_share
 from posenc.errors import ShapeError
 
 
@@ -78,11 +78,7 @@ def apply_rotary(
     call = _checked((x,), (table,), pairing, head_axis, start)
     if torch.compiler.is_compiling() and _exports_to_onnx() and head_axis == -3 and call.first == 0 and x.ndim == 4:
         return _onnx_node(x, table, pairing)
-    if out is None:
-        return _run(call, backend)[0]
-    _check_out(call, out)
-    _chosen(call, backend).run_into(call, out)
-    return out
+    return _run(call, backend, None if out is None else (out,))[0]
 
 
 def apply_rotary_pair(
@@ -94,21 +90,36 @@ def apply_rotary_pair(
     pairing: Pairing,
     head_axis: int | None = -3,
     start: int = 0,
+    out: tuple[Tensor, Tensor] | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """`apply_rotary` of queries and keys in one call; ``k_table=None`` means the keys are the same tokens."""
+    """`apply_rotary` of queries and keys in one call.
+
+    Args:
+        k_table: of the keys; ``None`` means that they are the same tokens.
+        out: where to write the two results; ``(q, k)`` turns in place. Not for tensors that need a gradient.
+        otherwise as `apply_rotary`.
+
+    Example:
+        >>> q, k = torch.ones(1, 4, 3, 2), torch.ones(1, 2, 3, 2)
+        >>> table = RotaryTable(torch.zeros(3, 1), torch.ones(3, 1))
+        >>> turned = apply_rotary_pair(q, k, table, pairing="half", out=(q, k))
+        >>> turned[0] is q, k[0, 0, 0]
+        (True, tensor([-1.,  1.]))
+    """
     k_table = table if k_table is None else k_table
-    if backend == "auto" and not torch.compiler.is_compiling():
+    outs = (None, None) if out is None else out
+    if backend == "auto" and out is None and not torch.compiler.is_compiling():
         turned = _at_once((q, k), (table, k_table), pairing, head_axis, start)
         if turned is not None:
             return turned[0], turned[1]
     if q.shape[-1:] != k.shape[-1:] or (torch.compiler.is_compiling() and _exports_to_onnx()):
         return (
-            apply_rotary(q, table, pairing=pairing, head_axis=head_axis, start=start, backend=backend),
-            apply_rotary(k, k_table, pairing=pairing, head_axis=head_axis, start=start, backend=backend),
+            apply_rotary(q, table, pairing=pairing, head_axis=head_axis, start=start, out=outs[0], backend=backend),
+            apply_rotary(k, k_table, pairing=pairing, head_axis=head_axis, start=start, out=outs[1], backend=backend),
         )
     call = _checked((q, k), (table, k_table), pairing, head_axis, start)
-    rotated_q, rotated_k = _run(call, backend)
+    rotated_q, rotated_k = _run(call, backend, out)
     return rotated_q, rotated_k
 
 
@@ -146,8 +157,10 @@ def apply_rotary_(
             f"apply_rotary_: x of shape {tuple(x.shape)} with strides {x.stride()} overlaps itself. Expected memory of its own for "
             "each entry. Call contiguous() first."
         )
+    if backend == "auto" and not torch.compiler.is_compiling() and _in_place_at_once(x, table, pairing, head_axis, start):
+        return x
     call = _checked((x,), (table,), pairing, head_axis, start)
-    _chosen(call, backend).run_into(call, x)
+    _chosen(call, backend).run_into(call, (x,))
     return x
 
 
@@ -166,7 +179,12 @@ def rotary_verdicts(function: Callable[..., object], *args: Any, backend: str, *
 
 
 def _at_once(
-    tensors: tuple[Tensor, ...], tables: tuple[RotaryTable, ...], pairing: Pairing, head_axis: int | None, start: int
+    tensors: Turned,
+    tables: tuple[RotaryTable, ...],
+    pairing: Pairing,
+    head_axis: int | None,
+    start: int,
+    outs: Turned | None = None,
 ) -> Turned | None:
     """The tensors turned by the compiled kernel, when nothing stands against it that is quick to see.
 
@@ -202,11 +220,26 @@ def _at_once(
             first += tensors[0].shape[-1]
             if tensors[-1].shape[-1] != tensors[0].shape[-1]:
                 return None
-        operator = native.OPERATORS[len(tensors), needs_gradient]
-        turned = operator(*tensors, *parts, pairing == "interleaved", first, head_axis or 0, False)
+        settings = pairing == "interleaved", first, head_axis or 0, False
+        if outs is None:
+            turned = native.OPERATORS[len(tensors), needs_gradient](*tensors, *parts, *settings)
+        else:
+            native.INTO[len(outs)](*tensors, *parts, *settings, *outs)
     except (ValueError, IndexError, NotImplementedError):
         return None
+    if outs is not None:
+        count_write(outs)
+        return outs
     return turned if len(tensors) == 2 else (turned,)
+
+
+def _in_place_at_once(x: Tensor, table: RotaryTable, pairing: Pairing, head_axis: int | None, start: int) -> bool:
+    """Turn in place by the compiled kernel as `_at_once` does; false when the long way is needed."""
+    if type(x) is not Tensor or type(table) is not RotaryTable or not x.is_cpu or x.is_neg() or x.stride()[-1:] != (1,):
+        return False
+    if may_share(x, table.cos) or may_share(x, table.sin):
+        return False
+    return _at_once((x,), (table,), pairing, head_axis, start, outs=(x,)) is not None
 
 
 @cache
@@ -223,8 +256,12 @@ def _chosen(call: RotaryCall, backend: str) -> RotaryBackend:
     return chosen
 
 
-def _run(call: RotaryCall, backend: str) -> Turned:
-    return _chosen(call, backend).run(call)
+def _run(call: RotaryCall, backend: str, outs: tuple[Tensor, ...] | None) -> Turned:
+    if outs is None:
+        return _chosen(call, backend).run(call)
+    _check_outs(call, outs)
+    _chosen(call, backend).run_into(call, outs)
+    return outs
 
 
 def _checked(
@@ -326,8 +363,22 @@ def _onnx_node(x: Tensor, table: RotaryTable, pairing: Pairing) -> Tensor:
     return turned
 
 
-def _check_out(call: RotaryCall, out: Tensor) -> None:
-    (x,) = call.tensors
+def _check_outs(call: RotaryCall, outs: tuple[Tensor, ...]) -> None:
+    if not isinstance(outs, tuple) or len(outs) != len(call.tensors) or not all(isinstance(out, Tensor) for out in outs):
+        raise TypeError(
+            f"apply_rotary_pair: out is a {type(outs).__name__}. Expected two tensors, out=(q_out, k_out). Pass torch.empty_like(q) "
+            "and torch.empty_like(k)."
+        )
+    for x, table, out in zip(call.tensors, call.tables, outs, strict=True):
+        _check_out(x, table, out)
+    if len(outs) == 2 and may_share(*outs):
+        raise ValueError(
+            "apply_rotary_pair: the two tensors of out share memory. Expected memory of its own for each. Pass torch.empty_like(q) "
+            "and torch.empty_like(k)."
+        )
+
+
+def _check_out(x: Tensor, table: RotaryTable, out: Tensor) -> None:
     if out.shape != x.shape or out.dtype != x.dtype:
         raise ShapeError(
             f"apply_rotary: out is {out.dtype} of shape {tuple(out.shape)}. Expected {x.dtype} of shape {tuple(x.shape)}. "
@@ -342,7 +393,7 @@ def _check_out(call: RotaryCall, out: Tensor) -> None:
             f"apply_rotary: out of shape {tuple(out.shape)} with strides {out.stride()} overlaps itself. Expected memory of its own for "
             "each entry. Pass torch.empty_like(x)."
         )
-    table_grad = any(part.requires_grad for part in call.tables[0])
+    table_grad = any(part.requires_grad for part in table)
     if torch.is_grad_enabled() and (x.requires_grad or table_grad or out.requires_grad):
         raise ValueError(
             "apply_rotary: out= with a tensor that needs a gradient. Expected inference. Leave out= away, or use torch.no_grad()."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple, final
 
 import torch
@@ -49,9 +50,10 @@ class RotaryBackend(ABC):
     def run(self, call: RotaryCall) -> Turned:
         """The turned tensors, new ones."""
 
-    def run_into(self, call: RotaryCall, out: Tensor) -> None:
-        """The one turned tensor written to ``out``, which may be the tensor itself."""
-        out.copy_(self.run(call)[0])
+    def run_into(self, call: RotaryCall, outs: Turned) -> None:
+        """The turned tensors written to ``outs``, which may be the tensors themselves."""
+        for out, turned in zip(outs, self.run(call), strict=True):
+            out.copy_(turned)
 
 
 def outside_eager(call: RotaryCall) -> str | None:
@@ -102,19 +104,15 @@ class Native(RotaryBackend):
         turned = native.OPERATORS[len(call.tensors), call.needs_gradient](*call.tensors, *parts, *_settings(call))
         return turned if len(call.tensors) == 2 else (turned,)
 
-    def run_into(self, call: RotaryCall, out: Tensor) -> None:
+    def run_into(self, call: RotaryCall, outs: Turned) -> None:
         from posenc.kernels import native
 
-        (x,) = call.tensors
-        cos, sin = (part.to(native.TABLE[x.dtype]) for part in call.tables[0])
-        in_place = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
-        read = (cos, sin) if in_place else (x, cos, sin)  # a shifted view would be read after it is written
-        if out.stride(-1) != 1 or out.is_neg() or any(_touch(part, out) for part in read):
-            super().run_into(call, out)
+        parts = [part.to(native.TABLE[call.tensors[0].dtype]) for table in call.tables for part in table]
+        if any(out.stride(-1) != 1 or out.is_neg() for out in outs) or _read_after_written(call.tensors, parts, outs):
+            super().run_into(call, outs)
             return
-        torch.ops.posenc.rotary_out(x, cos, sin, *_settings(call), out)
-        if not out.is_inference():  # those have no version to count
-            torch.autograd.graph.increment_version(out)
+        native.INTO[len(outs)](*call.tensors, *parts, *_settings(call), *outs)
+        count_write(outs)
 
 
 def _settings(call: RotaryCall) -> tuple[bool, int, int, bool]:
@@ -122,7 +120,25 @@ def _settings(call: RotaryCall) -> tuple[bool, int, int, bool]:
     return call.pairing == "interleaved", call.first, call.head_axis or 0, False
 
 
-def _touch(one: Tensor, other: Tensor) -> bool:
+def count_write(outs: Turned) -> None:
+    """Tell autograd that they were overwritten, so that a backward that saved one raises instead of being wrong."""
+    for out in outs:
+        if not out.is_inference():  # those have no version to count
+            torch.autograd.graph.increment_version(out)
+
+
+def _read_after_written(tensors: Turned, parts: Sequence[Tensor], outs: Turned) -> bool:
+    """Whether writing the results may spoil what is still to be read. A tensor turned exactly in place is read first."""
+    for index, out in enumerate(outs):
+        x = tensors[index]
+        in_place = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
+        read = [*parts, *(other for at, other in enumerate(tensors) if at != index or not in_place)]
+        if any(may_share(part, out) for part in read):
+            return True
+    return False
+
+
+def may_share(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors' stretches of memory meet, whoever owns it."""
     (begin, end), (other_begin, other_end) = _stretch(one), _stretch(other)
     return begin < other_end and other_begin < end
@@ -170,14 +186,12 @@ class Triton(RotaryBackend):
     def run(self, call: RotaryCall) -> Turned:
         return tuple(self._rotate(call, None))
 
-    def run_into(self, call: RotaryCall, out: Tensor) -> None:
-        (x,) = call.tensors
-        in_place = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
-        read = call.tables[0] if in_place else (x, *call.tables[0])
-        if out.stride(-1) != 1 or any(_touch(part, out) for part in read):  # a shifted view would be read after it is written
-            super().run_into(call, out)
+    def run_into(self, call: RotaryCall, outs: Turned) -> None:
+        parts = [part for table in call.tables for part in table]
+        if any(out.stride(-1) != 1 for out in outs) or _read_after_written(call.tensors, parts, outs):
+            super().run_into(call, outs)
             return
-        self._rotate(call, [out])
+        self._rotate(call, list(outs))
 
     @staticmethod
     def _rotate(call: RotaryCall, outs: list[Tensor] | None) -> list[Tensor]:

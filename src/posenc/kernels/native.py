@@ -65,6 +65,7 @@ _LIBRARY.define(f"rotary_pair(Tensor q, Tensor k, {_TWO}, {_TAIL}) -> (Tensor, T
 _LIBRARY.define(f"rotary_inference(Tensor x, {_ONE}, {_TAIL}) -> Tensor")  # without the cost of asking autograd
 _LIBRARY.define(f"rotary_pair_inference(Tensor q, Tensor k, {_TWO}, {_TAIL}) -> (Tensor, Tensor)")
 _LIBRARY.define(f"rotary_out(Tensor x, {_ONE}, {_TAIL}, Tensor(a!) out) -> ()")
+_LIBRARY.define(f"rotary_pair_out(Tensor q, Tensor k, {_TWO}, {_TAIL}, Tensor(a!) q_out, Tensor(b!) k_out) -> ()")
 
 
 # fmt: off
@@ -78,8 +79,7 @@ def _rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, first: int, 
 def _rotary_out(
     x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, first: int, head_axis: int, transposed: bool, out: Tensor
 ) -> None:
-    if out.dtype is not x.dtype or out.shape != x.shape or out.stride(-1) != 1:
-        raise ValueError("posenc::rotary_out: out is not of x's dtype and shape, or its channels do not lie together")
+    _check_out(x, out)
     x, (cos, sin) = _rows(x), _columns(x, cos, sin)
     _kernel()(
         CODES[x.dtype], interleaved, first, head_axis, transposed,
@@ -92,12 +92,23 @@ def _rotary_pair(
     q: Tensor, k: Tensor, q_cos: Tensor, q_sin: Tensor, k_cos: Tensor, k_sin: Tensor,
     interleaved: bool, first: int, head_axis: int, transposed: bool,
 ) -> tuple[Tensor, Tensor]:
+    q, k = _rows(q), _rows(k)
+    q_out, k_out = _like(q), _like(k)
+    _rotary_pair_out(q, k, q_cos, q_sin, k_cos, k_sin, interleaved, first, head_axis, transposed, q_out, k_out)
+    return q_out, k_out
+
+
+def _rotary_pair_out(
+    q: Tensor, k: Tensor, q_cos: Tensor, q_sin: Tensor, k_cos: Tensor, k_sin: Tensor,
+    interleaved: bool, first: int, head_axis: int, transposed: bool, q_out: Tensor, k_out: Tensor,
+) -> None:
     if q.dtype is not k.dtype:
         raise ValueError("posenc::rotary_pair: q and k are of different dtypes")
+    _check_out(q, q_out)
+    _check_out(k, k_out)
     q_cos, q_sin = _columns(q, q_cos, q_sin)
     k_cos, k_sin = _columns(k, k_cos, k_sin)
     q, k = _rows(q), _rows(k)
-    q_out, k_out = _like(q), _like(k)
     _kernel()(
         CODES[q.dtype], interleaved, first, head_axis, transposed,
         q.data_ptr(), q_out.data_ptr(), q.shape, q.stride(), q_out.stride(),
@@ -105,8 +116,12 @@ def _rotary_pair(
         k.data_ptr(), k_out.data_ptr(), k.shape, k.stride(), k_out.stride(),
         k_cos.data_ptr(), k_sin.data_ptr(), k_cos.shape, k_cos.stride(),
     )
-    return q_out, k_out
 # fmt: on
+
+
+def _check_out(x: Tensor, out: Tensor) -> None:
+    if out.dtype is not x.dtype or out.shape != x.shape or out.stride(-1) != 1:
+        raise ValueError("posenc::rotary_out: out is not of x's dtype and shape, or its channels do not lie together")
 
 
 @cache
@@ -198,6 +213,7 @@ for _name, _compute, _shape in (
     ("rotary_inference", _rotary, _fake),
     ("rotary_pair_inference", _rotary_pair, _fake_pair),
     ("rotary_out", _rotary_out, lambda *rest: None),
+    ("rotary_pair_out", _rotary_pair_out, lambda *rest: None),
 ):
     _LIBRARY.impl(_name, _compute, "CPU")
     register_fake(f"posenc::{_name}", _shape, lib=_LIBRARY)
@@ -213,3 +229,6 @@ OPERATORS = {
     (2, True): torch.ops.posenc.rotary_pair.default,
 }
 """By the number of tensors, and whether one of them needs a gradient."""
+
+INTO = {1: torch.ops.posenc.rotary_out.default, 2: torch.ops.posenc.rotary_pair_out.default}
+"""Those that write to tensors given after all else, by the number of tensors."""
