@@ -2,27 +2,15 @@
 
     python benchmarks/rotary.py --out docs/results/rotary.json --plot docs/images/rotary.png
 
-Every round runs every contestant once, in a new order, so that whatever else the machine does falls on all of them;
-each number is the median over rounds of a ratio taken inside a round. Peers that are not installed are left out and
-named. Thread count, allocator and versions go into the result file.
+How contestants are timed is in side_by_side.py. Peers that are not installed are left out and named. Thread count,
+allocator and versions go into the result file.
 """
 
 from __future__ import annotations
 
-import gc
 import importlib
-import importlib.metadata
-import json
-import os
-import platform
-import random
-import statistics
-import sys
-import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +18,12 @@ import click
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from side_by_side import Run, Seconds, Target, environment, judged, measure, show, show_targets, summary, write
 from torch import Tensor
 
 from posenc import Geometric, RoPE, apply_rotary_, apply_rotary_pair, rotary_table
 from posenc.kernels import native
 
-Run = Callable[[], Any]
 BASE = 10_000.0
 SHAPES = {
     "1×32×4096×128": ((1, 32, 4096, 128), (1, 32, 4096, 128)),
@@ -46,16 +33,6 @@ SHAPES = {
 ONE_TOKEN = ((1, 32, 1, 128), (1, 8, 1, 128))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 LAYERS = 32
-
-
-@dataclass(frozen=True)
-class Target:
-    """A ratio that was asked for: contestant over reference, at most so much."""
-
-    section: str
-    contestant: str
-    reference: str
-    at_most: float
 
 
 BIG = "1×32×4096×128"
@@ -243,95 +220,6 @@ def table_runs(peers: Peers) -> dict[str, Run]:
     return runs
 
 
-def measure(runs: dict[str, Run], rounds: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each contestant in each round, orders drawn anew."""
-    for run in runs.values():
-        run()  # compile, allocate, warm up
-        run()
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    order, draw = list(runs), random.Random(0)
-    gc.disable()
-    for _ in range(rounds):
-        draw.shuffle(order)
-        for name in order:
-            run = runs[name]
-            start = time.perf_counter()
-            for _ in range(repeats):
-                run()
-            seconds[name].append((time.perf_counter() - start) / repeats)
-    gc.enable()
-    return seconds
-
-
-def summary(seconds: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians, and medians of ratios inside rounds, of everything over everything that targets ask for."""
-    first = next(iter(seconds))
-    return {
-        name: {
-            "seconds": statistics.median(taken),
-            "ratio": statistics.median(a / b for a, b in zip(taken, seconds[first], strict=True)),
-        }
-        for name, taken in seconds.items()
-    }
-
-
-def judged(sections: dict[str, dict[str, list[float]]]) -> list[dict[str, Any]]:
-    """Every target with what was measured; ``None`` where a contestant was missing."""
-    found = []
-    for target in TARGETS:
-        seconds = sections.get(target.section, {})
-        ratio = None
-        if target.contestant in seconds and target.reference in seconds:
-            pairs = zip(seconds[target.contestant], seconds[target.reference], strict=True)
-            ratio = statistics.median(a / b for a, b in pairs)
-        found.append({**target.__dict__, "measured": ratio, "met": None if ratio is None else ratio <= target.at_most})
-    return found
-
-
-def environment() -> dict[str, Any]:
-    packages = ("torch", "transformers", "rotary-embedding-torch", "x-transformers", "torchtune", "posenc")
-    versions = {}
-    for package in packages:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    cpu = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor())
-    variables = ("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "LD_PRELOAD", "OMP_NUM_THREADS", "KMP_AFFINITY")
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "kernel": native.refusal() or native.threads(),
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "allocator": {
-            "libc": " ".join(platform.libc_ver()),
-            **{name: os.environ[name] for name in variables if name in os.environ},
-        },
-        "versions": versions,
-    }
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
-
-
-def show(console: Console, title: str, rows: dict[str, Any]) -> None:
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    table.add_column("time", justify="right")
-    table.add_column(f"/ {next(iter(rows))}", justify="right")
-    for name, row in rows.items():
-        table.add_row(name, readable(row["seconds"]), f"{row['ratio']:.2f}", style="bold" if name.startswith("posenc") else "")
-    console.print(table)
-
-
-def readable(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"
-
-
 def plot(path: Path, sections: dict[str, Any]) -> None:
     """Bars of the large shape, as multiples of a copy; a light bar for what is not posenc."""
     import matplotlib
@@ -369,7 +257,7 @@ def main(rounds: int, quick: bool, out: Path | None, picture: Path | None) -> No
     rounds = 3 if quick else rounds
     torch.manual_seed(0)
     peers, console = Peers(), Console()
-    sections: dict[str, dict[str, list[float]]] = {}
+    sections: dict[str, Seconds] = {}
     makers: list[tuple[str, Callable[[], dict[str, Run]], int]] = []
     for shape, (q_shape, k_shape) in SHAPES.items():
         for name, dtype in DTYPES.items():
@@ -402,32 +290,15 @@ def main(rounds: int, quick: bool, out: Path | None, picture: Path | None) -> No
     shown = {title: summary(seconds) for title, seconds in sections.items()}
     for title, rows in shown.items():
         show(console, title, rows)
-    verdict = Table(title="Targets", title_justify="left")
-    for column in ("where", "what", "at most", "measured", ""):
-        verdict.add_column(column)
-    for line in judged(sections):
-        measured = "not measured" if line["measured"] is None else f"{line['measured']:.3f}"
-        mark = {True: "met", False: "missed", None: ""}[line["met"]]
-        verdict.add_row(
-            line["section"], f"{line['contestant']} / {line['reference']}", f"{line['at_most']:.3f}", measured, mark
-        )
-    console.print(verdict)
+    verdicts = judged(TARGETS, sections)
+    show_targets(console, verdicts)
     for name, reason in peers.missing.items():
         console.print(f"{name} is left out: {reason}", markup=False, highlight=False)
-    result = {
-        "schema": "posenc.benchmark.rotary/1",
-        "command": "python benchmarks/rotary.py " + " ".join(sys.argv[1:]),
-        "date": datetime.now(UTC).date().isoformat(),
-        "rounds": rounds,
-        "environment": environment(),
-        "missing": peers.missing,
-        "targets": judged(sections),
-        "sections": shown,
-    }
     if out is not None:
-        temporary = out.with_suffix(".new")
-        temporary.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        temporary.replace(out)
+        here = environment(("transformers", "rotary-embedding-torch", "x-transformers", "torchtune"))
+        here["kernel"] = native.refusal() or native.threads()
+        found = {"rounds": rounds, "environment": here, "missing": peers.missing, "targets": verdicts, "sections": shown}
+        write(out, "posenc.benchmark.rotary/1", "benchmarks/rotary.py", found)
     if picture is not None:
         plot(picture, shown)
 

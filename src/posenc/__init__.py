@@ -26,8 +26,8 @@ _HOME = {
     "posenc.core.sinusoid": ["sinusoid"],
     "posenc.core.temperature": ["LogN", "LogRatio", "LogTemperature", "Temperature"],
     "posenc.core.bias": [
-        "DenseBias", "FormulaBias", "KeyBias", "QueryTableBias", "ScoreBias", "SlopeBias", "SumBias", "TableBias",
-        "materialize", "score_mod", "slice_heads",
+        "DenseBias", "FormulaBias", "KeyBias", "KeyTableBias", "QueryTableBias", "ScoreBias", "SlopeBias", "SumBias",
+        "TableBias", "materialize", "score_mod", "slice_heads",
     ],
     "posenc.core.sites": [
         "ContentScoreEncoding", "Encoding", "InputEncoding", "PositionTransform", "QKEncoding", "RotaryEncoding",
@@ -61,7 +61,18 @@ _HOME = {
     "posenc.encodings.pope": ["PoPE"],
     "posenc.encodings.alibi": ["ALiBi", "alibi_slopes"],
     "posenc.encodings.t5": ["T5Bias"],
+    "posenc.encodings.learned_alibi": ["LearnedALiBi"],
+    "posenc.encodings.kerple": ["KERPLE"],
+    "posenc.encodings.fire": ["FIRE"],
+    "posenc.encodings.sandwich": ["Sandwich"],
+    "posenc.encodings.swin": ["SwinBias"],
+    "posenc.encodings.swin_v2": ["SwinV2Bias"],
     "posenc.encodings.shaw": ["ShawRelative"],
+    "posenc.encodings.transformer_xl": ["TransformerXL"],
+    "posenc.encodings.deberta": ["DeBERTa"],
+    "posenc.encodings.inkling": ["ContentProfile"],
+    "posenc.encodings.cope": ["CoPE"],
+    "posenc.encodings.fox": ["FoX"],
     "posenc.encodings.temperature": ["LogitTemperature"],
     "posenc.encodings.augmented": ["Augmented"],
     "posenc.encodings.randomized": ["Randomized"],
@@ -106,6 +117,7 @@ if TYPE_CHECKING:
     from posenc.core.bias import DenseBias as DenseBias
     from posenc.core.bias import FormulaBias as FormulaBias
     from posenc.core.bias import KeyBias as KeyBias
+    from posenc.core.bias import KeyTableBias as KeyTableBias
     from posenc.core.bias import QueryTableBias as QueryTableBias
     from posenc.core.bias import ScoreBias as ScoreBias
     from posenc.core.bias import SlopeBias as SlopeBias
@@ -165,10 +177,17 @@ if TYPE_CHECKING:
     from posenc.encodings.alibi import alibi_slopes as alibi_slopes
     from posenc.encodings.augmented import Augmented as Augmented
     from posenc.encodings.axial import AxialRoPE as AxialRoPE
+    from posenc.encodings.cope import CoPE as CoPE
+    from posenc.encodings.deberta import DeBERTa as DeBERTa
+    from posenc.encodings.fire import FIRE as FIRE
     from posenc.encodings.fourier import FourierFeatures as FourierFeatures
+    from posenc.encodings.fox import FoX as FoX
     from posenc.encodings.grid_sinusoidal import GridSinusoidal as GridSinusoidal
     from posenc.encodings.hybrid import Hybrid as Hybrid
+    from posenc.encodings.inkling import ContentProfile as ContentProfile
+    from posenc.encodings.kerple import KERPLE as KERPLE
     from posenc.encodings.learned import Learned as Learned
+    from posenc.encodings.learned_alibi import LearnedALiBi as LearnedALiBi
     from posenc.encodings.learned_grid import LearnedGrid as LearnedGrid
     from posenc.encodings.mixed import MixedRoPE as MixedRoPE
     from posenc.encodings.mrope import MRoPE as MRoPE
@@ -177,11 +196,15 @@ if TYPE_CHECKING:
     from posenc.encodings.pope import PoPE as PoPE
     from posenc.encodings.randomized import Randomized as Randomized
     from posenc.encodings.rope import RoPE as RoPE
+    from posenc.encodings.sandwich import Sandwich as Sandwich
     from posenc.encodings.shaw import ShawRelative as ShawRelative
     from posenc.encodings.sinusoidal import Sinusoidal as Sinusoidal
+    from posenc.encodings.swin import SwinBias as SwinBias
+    from posenc.encodings.swin_v2 import SwinV2Bias as SwinV2Bias
     from posenc.encodings.t5 import T5Bias as T5Bias
     from posenc.encodings.temperature import LogitTemperature as LogitTemperature
     from posenc.encodings.time2vec import Time2Vec as Time2Vec
+    from posenc.encodings.transformer_xl import TransformerXL as TransformerXL
     from posenc.encodings.xpos import XPos as XPos
     from posenc.errors import BackendRefused as BackendRefused
     from posenc.errors import ConfigError as ConfigError

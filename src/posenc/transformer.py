@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from math import sqrt
+from operator import add
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -12,9 +14,12 @@ from torch import Tensor, nn
 from posenc.attn.cache import Cache, GrowingCache, StaticCache
 from posenc.attn.positional import positional_attention
 from posenc.attn.prepared import Prepared, check_axes, check_list, check_site, prepare
+from posenc.attn.request import attention_input, make_request
+from posenc.attn.select import select
+from posenc.core.bias import ScoreBias
 from posenc.core.checks import check_values
 from posenc.core.mask import FULL, Mask, Window, causal, same_segment
-from posenc.core.sites import Encoding, InputEncoding, PositionTransform, QKEncoding
+from posenc.core.sites import ContentScoreEncoding, Encoding, InputEncoding, PositionTransform, QKEncoding, ScoreEncoding
 from posenc.core.tokens import Positions, Tokens, check_tokens, contiguous, decode, padded, resolve_positions
 from posenc.errors import ShapeError
 
@@ -119,7 +124,8 @@ class Transformer(nn.Module):
         if kind not in ("decoder", "encoder"):
             raise ValueError(f"Transformer: kind = {kind!r}. Expected 'decoder' or 'encoder'. Name one.")
         self.dim, self.kind, self.dropout, self.backend = dim, kind, dropout, backend
-        self.kv_heads, self.head_dim = kv_heads, dim // heads if head_dim is None else head_dim
+        self.heads, self.kv_heads = heads, kv_heads
+        self.head_dim = dim // heads if head_dim is None else head_dim
         self.windows = [window(layer) if callable(window) else window for layer in range(layers)]
         if any(size is not None and size < 1 for size in self.windows):
             raise ValueError(
@@ -203,13 +209,18 @@ class Transformer(nn.Module):
             if isinstance(encoding, InputEncoding):
                 x = _encoded(encoding, x, tokens.positions)
         placed, keys = (tokens, tokens) if cache is None else cache[0].place(tokens)
-        prepared = self._prepare(x, tokens, keys)
+        prepared = self._prepare(x, tokens)
         masks = {window: self._mask(placed, keys, window) for window in set(self.windows)}
         dropout_p = self.dropout if self.training else 0.0
+        written: Prepared | None = None
         for layer, block in enumerate(self.blocks):
             encodings = [self._encoding(index) for index in self._inside[layer]]
-            layer_cache = None if cache is None else cache[layer]
-            x = block(x, tokens, encodings, prepared, masks[self.windows[layer]], layer_cache, dropout_p, self.backend)
+            layer_cache, mask, of_layer = None if cache is None else cache[layer], masks[self.windows[layer]], prepared
+            if self._writes_biases(encodings, layer, x, tokens, keys, prepared, mask, dropout_p):
+                if written is None:
+                    written = prepared.materialized(tokens.positions, keys.positions, dtype=_table_dtype(x))
+                of_layer = written
+            x = block(x, tokens, encodings, of_layer, mask, layer_cache, dropout_p, self.backend)
         return nn.functional.linear(self.norm(x), self.embed.weight)
 
     if TYPE_CHECKING:
@@ -243,11 +254,40 @@ class Transformer(nn.Module):
         check_axes((self._encoding(index) for index in range(len(self.encodings))), tokens.axes, "Transformer")
         return tokens
 
-    def _prepare(self, x: Tensor, tokens: Tokens, keys: Tokens) -> Prepared:
+    def _prepare(self, x: Tensor, tokens: Tokens) -> Prepared:
         inside = [self._encoding(index) for indices in self._inside for index in indices]
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        prepared = prepare(inside, tokens.positions, dtype=dtype)
-        return prepared.materialized(tokens.positions, keys.positions, dtype=dtype)
+        return prepare(inside, tokens.positions, dtype=_table_dtype(x))
+
+    def _writes_biases(
+        self,
+        encodings: Sequence[Encoding],
+        layer: int,
+        x: Tensor,
+        tokens: Tokens,
+        keys: Tokens,
+        prepared: Prepared,
+        mask: Mask,
+        dropout_p: float,
+    ) -> bool:
+        """Whether a layer's backend writes biases out as numbers, which layers then share."""
+        terms: list[ScoreBias] = [prepared[one] for one in encodings if isinstance(one, ScoreEncoding)]
+        if not terms or any(isinstance(one, ContentScoreEncoding) for one in encodings):
+            return bool(terms)  # what content adds is not known yet, and few backends take both
+        width = self._key_width(layer)
+        entry = attention_input(x)[:, None, :, :1]  # as queries and keys to look at, without their memory
+        row = entry[:, :, :1]
+        request = make_request(
+            entry.expand(-1, self.heads, -1, width),
+            row.expand(-1, self.kv_heads, keys.length, width),
+            row.expand(-1, self.kv_heads, keys.length, self.head_dim),
+            mask=mask,
+            bias=reduce(add, terms),
+            positions=tokens.positions,
+            k_positions=keys.positions,
+            scale=None,
+            dropout_p=dropout_p,
+        )
+        return select(request, self.backend).dense
 
     def _mask(self, tokens: Tokens, keys: Tokens, window: int | None) -> Mask:
         if self.kind == "decoder":
@@ -355,6 +395,10 @@ class Transformer(nn.Module):
             out[:, step] = following
             ids, tokens = following[:, None], decode(lengths + step)
         return out
+
+
+def _table_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _encoded(encoding: InputEncoding, x: Tensor, positions: Tensor) -> Tensor:

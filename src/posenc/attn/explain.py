@@ -21,10 +21,11 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Ver
 
     Example:
         >>> q = torch.ones(1, 1, 2, 4)
-        >>> for verdict in explain(attention, q, q, q):
-        ...     print(verdict.backend, verdict.chosen)
-        sdpa True
-        reference False
+        >>> said = {verdict.backend: verdict for verdict in explain(attention, q, q, q)}
+        >>> [name for name, verdict in said.items() if verdict.chosen]
+        ['sdpa']
+        >>> said["channels"].reason
+        'refuses: there is no bias to put into channels'
     """
     backend = kwargs.pop("backend", "auto")
     if function is attention:

@@ -92,15 +92,17 @@ def check_heads(bias: ScoreBias, heads: int) -> None:
 
 
 def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Under autocast the three go to its dtype, as torch's own attention does; biases stay wide."""
-    device = q.device.type
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    if autocast and q.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    q, k, v = attention_input(q), attention_input(k), attention_input(v)
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise TypeError(f"attention: q is {q.dtype}, k {k.dtype}, v {v.dtype}. Expected one floating dtype. Cast them alike.")
     return q, k, v
+
+
+def attention_input(x: Tensor) -> Tensor:
+    """Under autocast queries, keys and values go to its dtype, as in torch's own attention; biases stay wide."""
+    device = x.device.type
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return x.to(torch.get_autocast_dtype(device)) if autocast and x.dtype != torch.float64 else x
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -7,14 +7,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import pi
 from typing import cast
 
 from posenc.catalog import CATALOG, load_encoding
 from posenc.core.sites import Encoding
 from posenc.core.spec import EncodingSpec, ModelShape
+from posenc.encodings.learned import Learned
 from posenc.encodings.randomized import Randomized
 from posenc.encodings.rope import RoPE
 from posenc.encodings.sinusoidal import Sinusoidal
+from posenc.schedules.geometric import Geometric
+from posenc.schedules.proportional import Proportional
 
 Build = Callable[[ModelShape], Sequence[Encoding]]
 
@@ -57,19 +61,44 @@ def _quarter_rope(shape: ModelShape) -> list[Encoding]:
     return [RoPE(shape.head_dim, rotary_dim=max(2, shape.head_dim // 8 * 2))]
 
 
+def _short_rope(shape: ModelShape) -> list[Encoding]:
+    """The base at which the slowest pair of channels completes one turn within the trained length."""
+    base = (shape.max_length / (2 * pi)) ** (shape.head_dim / (shape.head_dim - 2))
+    return [RoPE(shape.head_dim, Geometric(base))]
+
+
+def _partial_rope(shape: ModelShape) -> list[Encoding]:
+    return [RoPE(shape.head_dim, Proportional(Geometric(), 0.75))]
+
+
+def _randomized_rope(shape: ModelShape) -> list[Encoding]:
+    return [Randomized(8 * shape.max_length), RoPE(shape.head_dim)]
+
+
 def _randomized_sinusoidal(shape: ModelShape) -> list[Encoding]:
     return [Randomized(8 * shape.max_length), Sinusoidal(shape.dim)]
 
 
+def _clamped_learned(shape: ModelShape) -> list[Encoding]:
+    return [Learned(shape.max_length, shape.dim, past_end="clamp")]
+
+
 _VARIANTS = {
-    "rope-25": Row("rope-25", "RoPE, 25 %", _quarter_rope),
-    "sinusoidal-randomized": Row("sinusoidal-randomized", "Sinusoidal, randomised", _randomized_sinusoidal),
+    row.key: row
+    for row in (
+        Row("sinusoidal-randomized", "Sinusoidal, randomised", _randomized_sinusoidal),
+        Row("learned-clamp", "Learned, clamped", _clamped_learned),
+        Row("rope-25", "RoPE, 25 %", _quarter_rope),
+        Row("rope-randomized", "RoPE, randomised", _randomized_rope),
+        Row("rope-short-base", "RoPE, short base", _short_rope),
+        Row("p-rope", "p-RoPE, 75 %", _partial_rope),
+    )
 }
 
 _NOT_ALONE = {
     "randomized", "augmented",  # change positions for other encodings
     "temperature",  # scales the queries of other encodings
-    "axial", "mixed", "mrope", "grid-sinusoidal", "learned-grid",  # read positions of several axes; tokens of text have one
+    "axial", "mixed", "mrope", "grid-sinusoidal", "learned-grid", "swin", "swin-v2",  # read positions of several axes; tokens of text have one
 }  # fmt: skip
 DECLARED = ("nope", "sinusoidal", "sinusoidal-randomized", "learned", "rope", "rope-25", "alibi", "t5")
 """The rows that every preset compares unless told otherwise."""
@@ -77,8 +106,8 @@ DECLARED = ("nope", "sinusoidal", "sinusoidal-randomized", "learned", "rope", "r
 
 def known_rows() -> list[str]:
     """The names that `find_row` takes besides ``module:NAME``."""
-    plain = (name for name in CATALOG if name not in DECLARED and name not in _NOT_ALONE)
-    return [*DECLARED, *plain]
+    others = (name for name in [*_VARIANTS, *CATALOG] if name not in DECLARED and name not in _NOT_ALONE)
+    return [*DECLARED, *others]
 
 
 def find_row(key: str) -> Row:

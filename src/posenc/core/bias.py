@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import islice
 from operator import add
 from typing import Any, final
 
@@ -49,6 +50,14 @@ class ScoreBias(ABC):
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors it holds, for questions such as "does any need a gradient"."""
 
+    @abstractmethod
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> ScoreBias:
+        """The same value over other tensors, in the order of `tensors`."""
+
+    def block(self, queries: slice, keys: slice) -> ScoreBias:
+        """The bias of some queries and keys, to be evaluated at their positions; its tensors are views of this one's."""
+        return self
+
     def __add__(self, other: ScoreBias) -> ScoreBias:
         return SumBias((self, other))
 
@@ -58,15 +67,15 @@ class ScoreBias(ABC):
 class SlopeBias(ScoreBias):
     """``-past · distance`` for keys in the past, ``-future · |distance|`` for keys in the future: the ALiBi family.
 
-    Causal ALiBi is signed: ``future = -past`` makes it ``-slope · distance`` for every pair, which a fused kernel can
-    split into a term of the key and a term of the query.
+    Causal ALiBi is signed, ``-past · distance`` for every pair, which a fused kernel can split into a term of the key
+    and a term of the query. ``future=None`` says so as a static fact; ``future = -past`` gives the same numbers only.
 
     Shape:
         past, future: ``[heads]``.
     """
 
     past: Tensor
-    future: Tensor
+    future: Tensor | None = None
 
     @property
     def heads(self) -> int:
@@ -74,14 +83,19 @@ class SlopeBias(ScoreBias):
 
     def evaluate(self, at: Place) -> Tensor:
         distance = at.distance(self.past)
-        slope = torch.where(distance >= 0, -at.pick(self.past, "h"), at.pick(self.future, "h"))
+        slope = -at.pick(self.past, "h")
+        if self.future is not None:
+            slope = torch.where(distance >= 0, slope, at.pick(self.future, "h"))
         return slope * distance
 
     def slice_heads(self, index: slice) -> ScoreBias:
-        return SlopeBias(self.past[index], self.future[index])
+        return self.with_tensors(tuple(tensor[index] for tensor in self.tensors()))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.past, self.future
+        return (self.past,) if self.future is None else (self.past, self.future)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> ScoreBias:
+        return SlopeBias(*tensors)
 
 
 @final
@@ -94,13 +108,18 @@ class FormulaBias(ScoreBias):
         parameters: tensors that it indexes by ``head``.
         head_index: ``[heads]`` integers, the global index of each head (kept when heads are sliced).
         pointwise: whether each entry depends on its own q and k by elementwise arithmetic alone; a small network is not.
+        distance_only: whether the formula reads nothing of q and k but ``q - k``.
     """
 
     formula: Callable[..., Tensor]
     parameters: tuple[Tensor, ...]
     head_index: Tensor
     pointwise: bool = True
-    reads_distance_only = False
+    distance_only: bool = False
+
+    @property
+    def reads_distance_only(self) -> bool:  # type: ignore[override]
+        return self.distance_only
 
     @property
     def heads(self) -> int:
@@ -114,6 +133,9 @@ class FormulaBias(ScoreBias):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.parameters
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> ScoreBias:
+        return replace(self, parameters=tensors)
 
 
 @final
@@ -149,6 +171,9 @@ class TableBias(ScoreBias):
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.table,)
 
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> ScoreBias:
+        return replace(self, table=tensors[0])
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -174,6 +199,12 @@ class KeyBias(ScoreBias):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.values,)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> ScoreBias:
+        return KeyBias(*tensors)
+
+    def block(self, queries: slice, keys: slice) -> ScoreBias:
+        return KeyBias(_cut(self.values, -1, keys))
 
 
 @final
@@ -205,6 +236,51 @@ class QueryTableBias(ScoreBias):
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.logits,)
 
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> ScoreBias:
+        return replace(self, logits=tensors[0])
+
+    def block(self, queries: slice, keys: slice) -> ScoreBias:
+        return replace(self, logits=_cut(self.logits, -2, queries))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class KeyTableBias(ScoreBias):
+    """A lookup by clamped distance whose rows depend on the key: DeBERTa's position-to-content term.
+
+    Shape:
+        logits: ``[*batch, heads, k, span]``.
+
+    Args:
+        zero: the index of distance 0; distance is query - key, as everywhere.
+    """
+
+    logits: Tensor
+    zero: int
+    integers_only = True
+
+    @property
+    def heads(self) -> int:
+        return self.logits.shape[-3]
+
+    def evaluate(self, at: Place) -> Tensor:
+        index = _table_index(at, self.logits.shape[-1:], (self.zero,))
+        if isinstance(at, Entry):
+            return at.look_up(self.logits, "bhk", index)
+        return at.look_up(self.logits, "bhq", index.mT).mT  # the grid on its side, where keys are the rows
+
+    def slice_heads(self, index: slice) -> ScoreBias:
+        return replace(self, logits=self.logits[..., index, :, :])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.logits,)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> ScoreBias:
+        return replace(self, logits=tensors[0])
+
+    def block(self, queries: slice, keys: slice) -> ScoreBias:
+        return replace(self, logits=_cut(self.logits, -2, keys))
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -226,6 +302,12 @@ class DenseBias(ScoreBias):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.bias,)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> ScoreBias:
+        return DenseBias(*tensors)
+
+    def block(self, queries: slice, keys: slice) -> ScoreBias:
+        return DenseBias(_cut(_cut(self.bias, -2, queries), -1, keys))
 
 
 @final
@@ -267,6 +349,13 @@ class SumBias(ScoreBias):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(tensor for term in self.terms for tensor in term.tensors())
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> ScoreBias:
+        rest = iter(tensors)
+        return SumBias(tuple(term.with_tensors(tuple(islice(rest, len(term.tensors())))) for term in self.terms))
+
+    def block(self, queries: slice, keys: slice) -> ScoreBias:
+        return SumBias(tuple(term.block(queries, keys) for term in self.terms))
 
 
 def materialize(
@@ -341,6 +430,13 @@ def _table_index(at: Place, spans: Any, zero: tuple[int, ...]) -> Tensor:
     for distance, span, origin in zip(distances, spans, zero, strict=True):
         index = index * span + (distance + origin).clamp(0, span - 1)
     return index
+
+
+def _cut(tensor: Tensor, axis: int, index: slice) -> Tensor:
+    """Part of an axis; one of size 1 is spread, and stays."""
+    size = tensor.shape[axis]
+    start, stop, _ = index.indices(size)
+    return tensor if size == 1 else tensor.narrow(axis, start, stop - start)
 
 
 def _batch(positions: Tensor, axes: int) -> torch.Size:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import reduce
+from types import EllipsisType
 from typing import final
 
 import torch
@@ -23,8 +24,20 @@ class Mask(ABC):
     """A rule for which keys each query sees. Combine with ``&`` and ``|``. A row that sees nothing attends to zeros."""
 
     @abstractmethod
+    def sees(self, b: Tensor | EllipsisType, q: Tensor, k: Tensor, q_length: int, k_length: int) -> Tensor:
+        """Whether query ``q`` of row ``b`` sees key ``k``: index tensors that broadcast, scalars in flex_attention.
+
+        ``b = ...`` asks for all rows; they stand first in the result.
+        """
+
     def allowed(self, q_length: int, k_length: int, *, device: torch.device | str) -> Tensor:
         """The rule as booleans, true where the query sees the key: ``[q, k]`` or ``[*batch, q, k]``."""
+        q, k = torch.arange(q_length, device=device)[:, None], torch.arange(k_length, device=device)[None, :]
+        return self.sees(..., q, k, q_length, k_length)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors it holds, for questions such as "does it differ from row to row"."""
+        return ()
 
     def sees_all(self, q_length: int, k_length: int) -> bool:
         """Whether, as a static fact, every query sees every key."""
@@ -53,8 +66,8 @@ def _members(mask: Mask, kind: type[All] | type[Either]) -> tuple[Mask, ...]:
 class Full(Mask):
     """Every query sees every key."""
 
-    def allowed(self, q_length: int, k_length: int, *, device: torch.device | str) -> Tensor:
-        return torch.ones(q_length, k_length, dtype=torch.bool, device=device)
+    def sees(self, b: Tensor | EllipsisType, q: Tensor, k: Tensor, q_length: int, k_length: int) -> Tensor:
+        return (q >= 0) & (k >= 0)
 
     def sees_all(self, q_length: int, k_length: int) -> bool:
         return True
@@ -68,8 +81,8 @@ class Full(Mask):
 class Causal(Mask):
     """A query sees itself and what came before, the queries aligned with the end of the keys."""
 
-    def allowed(self, q_length: int, k_length: int, *, device: torch.device | str) -> Tensor:
-        return _lag(q_length, k_length, device) >= 0
+    def sees(self, b: Tensor | EllipsisType, q: Tensor, k: Tensor, q_length: int, k_length: int) -> Tensor:
+        return q + (k_length - q_length) >= k
 
     def sees_all(self, q_length: int, k_length: int) -> bool:
         return q_length == 1 <= k_length
@@ -94,8 +107,8 @@ class Window(Mask):
                 "after ≥ 0. window(4) sees itself and three earlier tokens."
             )
 
-    def allowed(self, q_length: int, k_length: int, *, device: torch.device | str) -> Tensor:
-        lag = _lag(q_length, k_length, device)
+    def sees(self, b: Tensor | EllipsisType, q: Tensor, k: Tensor, q_length: int, k_length: int) -> Tensor:
+        lag = q + (k_length - q_length) - k
         return (lag < self.before) & (lag >= -self.after)
 
     def sees_itself(self, q_length: int, k_length: int) -> bool:
@@ -110,10 +123,13 @@ class SameSegment(Mask):
     q_segments: Tensor = field(repr=False)
     k_segments: Tensor = field(repr=False)
 
-    def allowed(self, q_length: int, k_length: int, *, device: torch.device | str) -> Tensor:
-        q = _for_tokens(self.q_segments, q_length, "same_segment: q_segments", device)
-        k = _for_tokens(self.k_segments, k_length, "same_segment: k_segments", device)
-        return (q[..., :, None] == k[..., None, :]) & (q[..., :, None] != PADDING)
+    def sees(self, b: Tensor | EllipsisType, q: Tensor, k: Tensor, q_length: int, k_length: int) -> Tensor:
+        own = _of_tokens(self.q_segments, b, q, q_length, "same_segment: q_segments")
+        theirs = _of_tokens(self.k_segments, b, k, k_length, "same_segment: k_segments")
+        return (own == theirs) & (own != PADDING)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.q_segments, self.k_segments
 
 
 @final
@@ -125,11 +141,14 @@ class Visible(Mask):
     k_order: Tensor = field(repr=False)
     window: int | None = None
 
-    def allowed(self, q_length: int, k_length: int, *, device: torch.device | str) -> Tensor:
-        q = _for_tokens(self.q_order, q_length, "visible: q_order", device)[..., :, None]
-        k = _for_tokens(self.k_order, k_length, "visible: k_order", device)[..., None, :]
-        seen = k <= q
-        return seen if self.window is None else seen & (k > q - self.window)
+    def sees(self, b: Tensor | EllipsisType, q: Tensor, k: Tensor, q_length: int, k_length: int) -> Tensor:
+        own = _of_tokens(self.q_order, b, q, q_length, "visible: q_order")
+        theirs = _of_tokens(self.k_order, b, k, k_length, "visible: k_order")
+        seen = theirs <= own
+        return seen if self.window is None else seen & (theirs > own - self.window)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.q_order, self.k_order
 
 
 @final
@@ -139,8 +158,11 @@ class All(Mask):
 
     masks: tuple[Mask, ...]
 
-    def allowed(self, q_length: int, k_length: int, *, device: torch.device | str) -> Tensor:
-        return reduce(torch.logical_and, [m.allowed(q_length, k_length, device=device) for m in self.masks])
+    def sees(self, b: Tensor | EllipsisType, q: Tensor, k: Tensor, q_length: int, k_length: int) -> Tensor:
+        return reduce(torch.logical_and, [m.sees(b, q, k, q_length, k_length) for m in self.masks])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for mask in self.masks for tensor in mask.tensors())
 
     def sees_itself(self, q_length: int, k_length: int) -> bool:
         return all(m.sees_itself(q_length, k_length) for m in self.masks)
@@ -153,8 +175,11 @@ class Either(Mask):
 
     masks: tuple[Mask, ...]
 
-    def allowed(self, q_length: int, k_length: int, *, device: torch.device | str) -> Tensor:
-        return reduce(torch.logical_or, [m.allowed(q_length, k_length, device=device) for m in self.masks])
+    def sees(self, b: Tensor | EllipsisType, q: Tensor, k: Tensor, q_length: int, k_length: int) -> Tensor:
+        return reduce(torch.logical_or, [m.sees(b, q, k, q_length, k_length) for m in self.masks])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for mask in self.masks for tensor in mask.tensors())
 
     def sees_itself(self, q_length: int, k_length: int) -> bool:
         return any(m.sees_itself(q_length, k_length) for m in self.masks)
@@ -238,12 +263,10 @@ def causal(tokens: Tokens, k_tokens: Tokens | None = None, window: int | None = 
     return mask & same_segment(segments_of(tokens), segments_of(keys))
 
 
-def _lag(q_length: int, k_length: int, device: torch.device | str) -> Tensor:
-    q = torch.arange(k_length - q_length, k_length, device=device)
-    return q[:, None] - torch.arange(k_length, device=device)
-
-
-def _for_tokens(tensor: Tensor, length: int, name: str, device: torch.device | str) -> Tensor:
+def _of_tokens(tensor: Tensor, b: Tensor | EllipsisType, index: Tensor, length: int, name: str) -> Tensor:
     if tensor.shape[-1] != length:
         raise ShapeError(f"{name} has shape {tuple(tensor.shape)}. Expected [*batch, {length}]. Pass one integer per token.")
-    return tensor.to(device)
+    tensor = tensor.to(index.device)
+    if tensor.ndim == 1:
+        return tensor[index]
+    return tensor[torch.zeros_like(b) if isinstance(b, Tensor) and tensor.shape[0] == 1 else b, index]

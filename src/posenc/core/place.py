@@ -76,11 +76,13 @@ class Entry(Place):
         self._index = index
 
     def pick(self, tensor: Tensor, letters: str) -> Tensor:
-        for letter in letters[max(0, len(letters) - tensor.ndim) :]:
-            tensor = tensor[0] if tensor.shape[0] == 1 else tensor[self._index[letter]]
-        return tensor
+        return tensor[self._where(tensor, letters)]
 
     def look_up(self, rows: Tensor, letters: str, index: Tensor) -> Tensor:
-        for letter in letters[max(0, len(letters) + 1 - rows.ndim) :]:
-            rows = rows[0] if rows.shape[0] == 1 else rows[self._index[letter]]
-        return rows[index]
+        return rows[(*self._where(rows, letters, 1), index)]
+
+    def _where(self, tensor: Tensor, letters: str, more: int = 0) -> tuple[Tensor, ...]:
+        """The index along all axes, to be used at once: flex_attention's backward scatters scalars, not rows."""
+        letters = letters[max(0, len(letters) + more - tensor.ndim) :]
+        every = [self._index[letter] for letter in letters]
+        return tuple(torch.zeros_like(i) if size == 1 else i for size, i in zip(tensor.shape, every, strict=False))

@@ -91,4 +91,4 @@ class ALiBi(ScoreEncoding):
 
     def forward(self) -> ScoreBias:
         slopes = torch.tensor(self.slopes, dtype=torch.float64, device="cpu")
-        return SlopeBias(slopes, -slopes if self.form == "causal" else slopes)
+        return SlopeBias(slopes, None if self.form == "causal" else slopes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
 from typing import Any, final
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.core.autocast import without_autocast
 from posenc.core.bias import QueryTableBias, ScoreBias
 from posenc.core.checks import check_integers
 from posenc.core.mask import FULL, Mask
@@ -123,13 +123,6 @@ class ShawRelative(ContentScoreEncoding):
         weight = self.distance_embedding.weight
         wide = torch.promote_types(torch.promote_types(q.dtype, weight.dtype), torch.float32)
         by_distance = weight.flip(0)  # rows count key - query, the bias counts query - key
-        with _without_autocast(q.device):
+        with without_autocast(q.device):
             logits = F.linear(q.to(wide) * self.scale, by_distance.to(wide))
         return QueryTableBias(logits, self.future), None
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """No autocast inside, since it would round the bias to half precision."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()

@@ -99,7 +99,9 @@ def monotone(subject: Subject) -> None:
 def toeplitz(subject: Subject) -> None:
     """The bias is constant along diagonals."""
     bias = _bias(subject, torch.arange(150))
-    assert_within(bias[:, 1:, 1:], bias[:, :-1, :-1], 0.0, "the bias changes along a diagonal")
+    # none for an entry that is computed from its distance; a product of codes rounds each entry in its own way
+    allowed = 256 * torch.finfo(F64).eps * float(bias.detach().abs().max())
+    assert_within(bias[:, 1:, 1:], bias[:, :-1, :-1], allowed, "the bias changes along a diagonal")
 
 
 def _bias(subject: Subject, at: Tensor, keys: Tensor | None = None) -> Tensor:

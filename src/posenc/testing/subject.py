@@ -88,7 +88,8 @@ def run(
         q, k = content
         return encoding(q, k, on_a_line(encoding, positions), None if k_positions is None else on_a_line(encoding, k_positions))
     if isinstance(encoding, ScoreEncoding):
-        return (materialize(encoding(), positions, k_positions, dtype=dtype),)
+        keys = None if k_positions is None else on_a_line(encoding, k_positions)
+        return (materialize(encoding(), on_a_line(encoding, positions), keys, dtype=dtype),)
     if isinstance(encoding, ContentScoreEncoding):
         q, k, x = content
         bias, _ = encoding(q, k, positions, k_positions, x=x)
@@ -111,7 +112,7 @@ def truth(
         )
         return _by_sequence_axis(encoding, (q, k))
     if isinstance(encoding, ScoreEncoding):
-        return (subject.oracle(encoding, positions, keys),)
+        return (subject.oracle(encoding, on_a_line(encoding, positions), on_a_line(encoding, keys)),)
     if isinstance(encoding, ContentScoreEncoding):
         return (subject.oracle(encoding, *wide, positions, keys),)
     return (subject.oracle(encoding, *wide, on_a_line(encoding, positions)),)

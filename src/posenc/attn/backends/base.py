@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posenc.attn.request import Request
+from posenc.core.autocast import without_autocast as without_autocast
 from posenc.core.bias import materialize
 from posenc.errors import ShapeError
 
@@ -66,13 +66,6 @@ def dense_terms(request: Request, dtype: torch.dtype) -> DenseTerms:
         return DenseTerms(allowed, bias, None)
     sees = allowed.any(dim=-1, keepdim=True)
     return DenseTerms(allowed | ~sees, bias, sees)
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """No autocast inside, since it would round biases to half precision. Some devices (meta) have none to begin with."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
 
 
 def _check_batch(term: Tensor, request: Request, name: str) -> None:

@@ -6,18 +6,35 @@ from typing import final
 
 from torch import Tensor
 
-from posenc.attn.backends.base import Backend
+from posenc.attn.backends.base import Backend, without_autocast
+from posenc.attn.backends.fused import fused_causal, no_channels, with_channels
 from posenc.attn.request import Request
+from posenc.core.mask import CAUSAL
 
 
 @final
 class Channels(Backend):
-    """A bias of the key alone as extra channels of q and k, so that the fused causal path needs no mask."""
+    """Signed slopes and key biases as extra channels of q and k: ALiBi at the speed of plain causal attention.
+
+    Exact for any positions, repeated or backward, up to the float32 sums of the kernel: ``slope · position`` keeps its
+    first 24 bits.
+    """
 
     name = "channels"
 
     def refusal(self, request: Request) -> str | None:
-        return "it is not written yet"
+        if request.bias is None:
+            return "there is no bias to put into channels"
+        if request.mask != CAUSAL or request.q_length != request.k_length:
+            return "the fused path without a mask is CAUSAL alone, with as many queries as keys"
+        if request.dropout_p and request.q.device.type == "cpu":
+            return "torch's fused kernel for the CPU has no dropout"
+        return no_channels(request)
+
+    def hesitation(self, request: Request) -> str | None:
+        return None if request.q.device.type == "cpu" else "its speed and error are measured on the CPU alone"
 
     def run(self, request: Request) -> Tensor:
-        raise NotImplementedError
+        with without_autocast(request.q.device):
+            q, k = with_channels(request)
+            return fused_causal(q, k, request.v, scale=request.scale, dropout_p=request.dropout_p)
