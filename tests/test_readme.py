@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import posenc
 import posenc.convert
 import posenc.hf
@@ -29,6 +31,11 @@ def test_the_plan_that_is_shown_is_the_plan_that_is_printed(capsys):
     exec(BLOCKS[1], {})
     shown = re.findall(r"^```text\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
     assert capsys.readouterr().out.strip() == shown[0].strip()
+
+
+def test_the_bias_in_a_loaded_model_runs():
+    pytest.importorskip("transformers")
+    exec(BLOCKS[2], {})
 
 
 def test_every_encoding_and_backend_is_named():
