@@ -408,7 +408,7 @@ def test_a_second_derivative_is_refused() -> None:
 
 
 def long(**more: Any) -> dict[str, Any]:
-    q = torch.empty(1, 8, 512, DIM, device="meta")
+    q = torch.zeros(()).expand(1, 8, 1024, DIM)  # as long as it says, without the memory
     return {"q": q, "k": q, "v": q, "mask": CAUSAL, "bias": SlopeBias(torch.ones(8), torch.ones(8))} | more
 
 
@@ -416,20 +416,31 @@ def said(**call: Any) -> str:
     return next(verdict.reason for verdict in explain(attention, **call) if verdict.backend == "blockwise")
 
 
+def stretched(heads: int, length: int, device: str = "cpu") -> Tensor:
+    return torch.zeros((), device=device).expand(1, heads, length, DIM)
+
+
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        ({}, "first in the order"),
-        ({"bias": None, "mask": window(4)}, "first in the order"),
+        ({}, "the first in the order"),
+        ({"bias": None, "mask": CAUSAL & window(64)}, "the first in the order"),
+        ({"bias": None, "mask": CAUSAL & window(512)}, "only by name: without a bias, and with a mask that hides less"),
         ({"bias": None}, "only by name: without a bias"),
         ({"bias": None, "mask": FULL}, "only by name: without a bias"),
-        ({"q": torch.empty(1, 8, 1, DIM, device="meta")}, "only by name: 4096 scores are few"),
-        ({"dropout_p": 0.1}, "refuses: it repeats its dropout from a seed, and meta has no generator"),
-        ({"positions": torch.ones(512, requires_grad=True)}, "refuses: it gives positions no gradient"),
+        ({"q": stretched(8, 512)}, "the first in the order"),
+        ({"q": stretched(8, 1)}, "only by name: 8192 scores are few enough to write out"),
+        ({"k": stretched(8, 16384), "v": stretched(8, 16384), "q": stretched(8, 256)}, "only by name: 256 queries are few"),
+        ({x: stretched(8, 1024, "meta") for x in "qkv"}, "only by name: its speed is measured on the CPU alone"),
+        (
+            {x: stretched(8, 1024, "meta") for x in "qkv"} | {"dropout_p": 0.1},
+            "refuses: it repeats its dropout from a seed, and meta has no generator",
+        ),
+        ({"positions": torch.ones(1024, requires_grad=True)}, "refuses: it gives positions no gradient"),
     ],
 )
 def test_auto_takes_it_by_static_facts(call: dict[str, Any], reason: str) -> None:
-    assert reason in said(**long(**call))
+    assert said(**long(**call)).startswith(reason)
 
 
 def named(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -453,29 +464,29 @@ def test_compiled_calls_go_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_long_call_compiles_in_one_graph() -> None:
-    q, bias = torch.randn(1, HEADS, 512, DIM), T5Bias(HEADS)
+    q, bias = torch.randn(1, HEADS, 1024, DIM), T5Bias(HEADS).requires_grad_(False)
 
     def call(q: Tensor) -> Tensor:
         return attention(q, q, q, mask=CAUSAL, bias=bias())
 
     assert said(q=q, k=q, v=q, mask=CAUSAL, bias=bias()).startswith("the first")
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)(q)
-    assert float((compiled - call(q)).abs().max()) <= 2**-19  # float32 sums of 512 weights, which are 1 together
+    assert float((compiled - call(q)).abs().max()) <= 2**-18  # float32 sums of 1,024 weights, which are 1 together
 
 
 @pytest.mark.parametrize(
     ("bias", "message"),
     [
-        (KeyBias(torch.zeros(HEADS, Q + 1)), r"KeyBias of shape .* keys"),
-        (KeyBias(torch.zeros(HEADS, Q - 1)), r"KeyBias of shape .* keys"),
-        (QueryTableBias(torch.zeros(HEADS, Q + 1, 3), 0), "expanded size"),
-        (DenseBias(torch.zeros(HEADS, Q, Q + 2)), "DenseBias of shape"),
-        (DenseBias(torch.zeros(HEADS, Q + 2, Q)), "DenseBias of shape"),
+        (KeyBias(torch.zeros(HEADS, Q + 1)), r"KeyBias of \d+ keys for 11 queries and 11 keys"),
+        (KeyBias(torch.zeros(HEADS, Q - 1)), r"KeyBias of \d+ keys for 11 queries and 11 keys"),
+        (QueryTableBias(torch.zeros(HEADS, Q + 1, 3), 0), "QueryTableBias of 12 queries for"),
+        (DenseBias(torch.zeros(HEADS, Q, Q + 2)), r"DenseBias of \d+ queries and \d+ keys for 11 queries"),
+        (DenseBias(torch.zeros(HEADS, Q + 2, Q)), r"DenseBias of \d+ queries and \d+ keys for 11 queries"),
         (KeyBias(torch.zeros(3, HEADS, Q)), r"the bias has the batch \(3,\)"),
     ],
 )
 def test_biases_of_other_tokens_are_refused(bias: ScoreBias, message: str) -> None:
-    with pytest.raises((ShapeError, RuntimeError), match=message):
+    with pytest.raises(ShapeError, match=message):
         Blockwise(BLOCK).run(request(*qkv(Q, Q), CAUSAL, bias))
 
 

@@ -49,7 +49,7 @@ from posenc.attn import select
 from posenc.attn.backends.base import Backend
 from posenc.attn.request import Request
 
-BACKENDS = ("reference", "sdpa", "auto")
+BACKENDS = ("reference", "sdpa", "blockwise", "auto")
 backends = pytest.mark.parametrize("backend", BACKENDS)
 HEADS, DIM = 4, 8
 

@@ -31,7 +31,7 @@ from posenc import (
 
 from .oracle import attention_oracle
 
-BACKENDS = ("reference", "sdpa")
+BACKENDS = ("reference", "sdpa", "blockwise")
 HEADS, DIM, FAR = 4, 8, 5000
 """bfloat16 holds every 32nd integer near 5000."""
 

@@ -30,7 +30,7 @@ from .oracle import BiasAt, Sees, attention_oracle, budget, dense_bias, plain_at
 
 BATCH, HEADS, DIM, V_DIM = 2, 4, 8, 6
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-BACKENDS = ("reference", "sdpa")
+BACKENDS = ("reference", "sdpa", "blockwise")
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -8,7 +8,7 @@ from math import isfinite, sqrt
 import torch
 from torch import Tensor
 
-from posenc.core.bias import ScoreBias
+from posenc.core.bias import ScoreBias, SumBias
 from posenc.core.mask import Mask
 from posenc.core.tokens import Positions, check_positions, contiguous, resolve_positions
 from posenc.errors import ShapeError
@@ -72,6 +72,7 @@ def make_request(
         raise ValueError(f"attention: scale = {scale}. Expected a finite number. Leave it away for 1/√dim.")
     if bias is not None:
         check_heads(bias, q.shape[1])
+        _check_lengths(bias, q.shape[-2], k.shape[-2])
     q_at, k_at = _positions(q, k, bias, positions, k_positions)
     width = sqrt(q.shape[-1]) if q.shape[-1] else 1.0
     return Request(q, k, v, mask, bias, q_at, k_at, 1 / width if scale is None else scale, dropout_p)
@@ -88,6 +89,21 @@ def check_heads(bias: ScoreBias, heads: int) -> None:
         raise ShapeError(
             f"attention: a bias of {bias.heads} heads for {heads} query heads. Expected as many, or 1. "
             "Build the encoding with the model's head count; use slice_heads for a shard of heads."
+        )
+
+
+def _check_lengths(bias: ScoreBias, q_length: int, k_length: int) -> None:
+    """Refuse a bias written for other tokens; a backend that takes it in pieces would not notice."""
+    if isinstance(bias, SumBias):
+        for term in bias.terms:
+            _check_lengths(term, q_length, k_length)
+        return
+    queries, keys = bias.lengths
+    if queries not in (None, 1, q_length) or keys not in (None, 1, k_length):
+        made = " and ".join(f"{n} {what}" for n, what in ((queries, "queries"), (keys, "keys")) if n is not None)
+        raise ShapeError(
+            f"attention: a {type(bias).__name__} of {made} for {q_length} queries and {k_length} keys. Expected as many, or 1. "
+            "Make the bias for exactly these tokens."
         )
 
 

@@ -46,6 +46,11 @@ class ScoreBias(ABC):
     def slice_heads(self, index: slice) -> ScoreBias:
         """The bias of some heads."""
 
+    @property
+    def lengths(self) -> tuple[int | None, int | None]:
+        """For how many queries and keys it is made; ``None`` where it fits any number, and 1 is spread."""
+        return None, None
+
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors it holds, for questions such as "does any need a gradient"."""
@@ -191,6 +196,10 @@ class KeyBias(ScoreBias):
     def heads(self) -> int:
         return self.values.shape[-2]
 
+    @property
+    def lengths(self) -> tuple[int | None, int | None]:
+        return None, self.values.shape[-1]
+
     def evaluate(self, at: Place) -> Tensor:
         return at.pick(self.values, "bhk")
 
@@ -226,6 +235,10 @@ class QueryTableBias(ScoreBias):
     @property
     def heads(self) -> int:
         return self.logits.shape[-3]
+
+    @property
+    def lengths(self) -> tuple[int | None, int | None]:
+        return self.logits.shape[-2], None
 
     def evaluate(self, at: Place) -> Tensor:
         return at.look_up(self.logits, "bhq", _table_index(at, self.logits.shape[-1:], (self.zero,)))
@@ -263,6 +276,10 @@ class KeyTableBias(ScoreBias):
     def heads(self) -> int:
         return self.logits.shape[-3]
 
+    @property
+    def lengths(self) -> tuple[int | None, int | None]:
+        return None, self.logits.shape[-2]
+
     def evaluate(self, at: Place) -> Tensor:
         index = _table_index(at, self.logits.shape[-1:], (self.zero,))
         if isinstance(at, Entry):
@@ -293,6 +310,10 @@ class DenseBias(ScoreBias):
     @property
     def heads(self) -> int:
         return self.bias.shape[-3]
+
+    @property
+    def lengths(self) -> tuple[int | None, int | None]:
+        return self.bias.shape[-2], self.bias.shape[-1]
 
     def evaluate(self, at: Place) -> Tensor:
         return at.pick(self.bias, "bhqk")

@@ -8,6 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from posenc.errors import ShapeError
+
 
 class Place(ABC):
     """The (batch, head, query, key) at which a bias is evaluated: a whole grid, or one entry of it."""
@@ -63,6 +65,11 @@ class Grid(Place):
             rows = rows.unsqueeze(-2)  # [heads, 1, span]
         batch = torch.broadcast_shapes(rows.shape[:-3], index.shape[:-3])
         heads, queries = max(rows.shape[-3], index.shape[-3]), index.shape[-2]
+        if rows.shape[-2] not in (1, queries):
+            raise ShapeError(
+                f"materialize: a table of {rows.shape[-2]} rows for {queries} tokens. Expected a row per token. Make the bias for "
+                "exactly these queries and keys."
+            )
         rows = rows.expand(*batch, heads, queries, rows.shape[-1])
         return rows.gather(-1, index.expand(*batch, heads, queries, index.shape[-1]))
 

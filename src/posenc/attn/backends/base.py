@@ -55,20 +55,21 @@ def dense_terms(request: Request, dtype: torch.dtype) -> DenseTerms:
     if request.bias is not None:
         assert request.positions is not None
         bias = materialize(request.bias, request.positions, request.k_positions, dtype=dtype)
-        _check_batch(bias, request, "bias")
+        check_batch(bias, request, "bias")
     if request.mask.sees_all(request.q_length, request.k_length):
         return DenseTerms(None, bias, None)
     allowed = request.mask.allowed(request.q_length, request.k_length, device=request.q.device)
     if allowed.ndim > 2:
         allowed = allowed.unsqueeze(-3)
-    _check_batch(allowed, request, "mask")
+    check_batch(allowed, request, "mask")
     if request.mask.sees_itself(request.q_length, request.k_length):
         return DenseTerms(allowed, bias, None)
     sees = allowed.any(dim=-1, keepdim=True)
     return DenseTerms(allowed | ~sees, bias, sees)
 
 
-def _check_batch(term: Tensor, request: Request, name: str) -> None:
+def check_batch(term: Tensor, request: Request, name: str) -> None:
+    """Refuse a mask or bias whose batch is neither that of q nor one."""
     batch = request.q.shape[0]
     if term.ndim > 4 or (term.ndim == 4 and term.shape[0] not in (1, batch)):
         raise ShapeError(
