@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,9 +13,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from posenc.cli.main import main
+from posenc.compare import speed
+from posenc.compare.results import Results
 from posenc.compare.runner import Workers
 from posenc.compare.trial import Trial
 
@@ -37,12 +39,20 @@ Recency.spec = EncodingSpec("recency", "one slope", lambda shape: [Recency(shape
 COMMAND = [sys.executable, "-m", "posenc"]
 
 
-def compare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "compare", "--out", str(folder / "out"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
-
-
-PLAN = ["--rows", "nope", "--encoding", "mine:Recency", "--seeds", "1", "--steps", "30", "--tasks", "copy-constant"]
+PLAN = [
+    "--workers",
+    "1",
+    "--rows",
+    "nope",
+    "--encoding",
+    "mine:Recency",
+    "--seeds",
+    "1",
+    "--steps",
+    "8",
+    "--tasks",
+    "copy-constant",
+]
 
 
 def workers_of(folder: Path) -> list[str]:
@@ -66,37 +76,55 @@ def records_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "out" / "trials.jsonl").read_text().splitlines()]
 
 
-def start_and_stop(folder: Path, how: signal.Signals, kept: int) -> tuple[int, str]:
-    """Start a run, stop it once so many trials are kept; its exit code and stderr."""
+def start_and_kill(folder: Path) -> None:
+    """Start a run and kill it as soon as it has kept a trial."""
     command = [*COMMAND, "compare", "--out", str(folder / "out"), *PLAN, "--no-speed"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, text=True)
     trials = folder / "out" / "trials.jsonl"
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (trials.exists() and trials.read_bytes().count(b"\n") >= kept):
+    while running.poll() is None and time.monotonic() < deadline and not (trials.exists() and trials.read_bytes().count(b"\n")):
         time.sleep(0.02)
-    running.send_signal(how)
-    _, said = running.communicate(timeout=60)
-    return running.returncode, said
+    running.kill()
+    running.communicate(timeout=60)
 
 
-def test_a_run_is_killed_then_interrupted_then_finished(tmp_path):
+def interrupted_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> Result:
+    """A run that meets Ctrl-C once it has kept a trial of its own, with a worker at work."""
+    add = Results.add
+
+    def keep_and_interrupt(self: Results, record: dict) -> None:
+        add(self, record)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Results, "add", keep_and_interrupt)
+        return CliRunner().invoke(main, ["compare", "--out", "out", *PLAN, "--no-speed"])
+
+
+def test_a_run_is_killed_then_interrupted_then_finished(tmp_path, monkeypatch, request):
     """One run from end to end, with an encoding of the user's own, stopped twice on the way."""
     (tmp_path / "mine.py").write_text(OWN)
-    start_and_stop(tmp_path, signal.SIGKILL, kept=1)
+    start_and_kill(tmp_path)
     assert workers_of(tmp_path) == [], "no worker outlives the run"
     killed = records_of(tmp_path)
     assert 1 <= len(killed) < 8
 
-    code, said = start_and_stop(tmp_path, signal.SIGINT, kept=len(killed) + 1)
-    assert workers_of(tmp_path) == []
-    assert code == 130, said
-    assert "Traceback" not in said
-    assert "are in the results folder already" in said
+    monkeypatch.chdir(tmp_path)
+    stopped = interrupted_after_a_trial(monkeypatch)
+    assert stopped.exit_code == 130, stopped.stderr
+    for child in multiprocessing.active_children():
+        child.join(10)  # it was told to end
+    assert multiprocessing.active_children() == []
+    assert "Traceback" not in stopped.stderr
+    assert "are in the results folder already" in stopped.stderr
     interrupted = records_of(tmp_path)
-    assert interrupted[: len(killed)] == killed, "nothing is lost"
+    assert interrupted[:-1] == killed, "nothing is lost"
 
-    done = compare(tmp_path, *PLAN, "--json", "--plot", "p.png")
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(speed, "REPEATS", 1)
+    monkeypatch.setattr(speed, "LENGTH", 32)
+    request.getfixturevalue("inline")  # the real workers were stopped above
+    done = CliRunner().invoke(main, ["compare", "--out", "out", *PLAN, "--json", "--plot", "p.png"])
+    assert done.exit_code == 0, done.stderr
     finished = records_of(tmp_path)
     assert finished[: len(interrupted)] == interrupted
     assert len({record["key"] for record in finished}) == len(finished) == 8, "nothing is done twice"
@@ -107,7 +135,7 @@ def test_a_run_is_killed_then_interrupted_then_finished(tmp_path):
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
     assert "running your code: mine:Recency" in done.stderr
-    assert done.stderr.index("forecast") < done.stderr.index("training …")
+    assert done.stderr.index("forecast: about") < done.stderr.index("training …")
 
 
 @pytest.mark.parametrize(
@@ -131,6 +159,10 @@ def test_a_run_is_killed_then_interrupted_then_finished(tmp_path):
         (["--tasks", ","], "no task named"),
         (["--rows", ":x"], "':x' names no encoding"),
         (["--encoding", "./mine.py:X"], "Leave folders and .py away"),
+        (["--kind", "typo"], "--kind 'typo'"),
+        (["--kind", "encoder", "--tasks", "copy-random"], "copy-random with --kind encoder"),
+        (["--text", "/nowhere/x.txt"], "'/nowhere/x.txt' cannot be read"),
+        (["--text", "/"], "'/' is a folder"),
     ],
 )
 def test_mistakes_are_one_message_and_exit_code_2(arguments, message):

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import re
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,18 @@ import jsonschema
 import pytest
 from rich.console import Console
 
+from posenc.compare import session
 from posenc.compare.display import ProgressDisplay, print_report
-from posenc.compare.plan import PRESETS, make_plan
-from posenc.compare.rates import choose, committed
+from posenc.compare.plan import EXTRA_SEEDS, PRESETS, Plan, make_plan
+from posenc.compare.rates import choose, committed, committed_rate
 from posenc.compare.report import make_report
-from posenc.compare.rows import DECLARED
+from posenc.compare.results import Results
+from posenc.compare.rows import DECLARED, known_rows
+from posenc.compare.session import Agenda, Session
+from posenc.compare.tasks import lookup
+from posenc.compare.tasks import text as text_task
 from posenc.compare.tasks.registry import TASKS
+from posenc.compare.trial import Cell
 from posenc.plots.curves import curves_picture
 
 SCHEMA = json.loads((files("posenc.compare") / "report.schema.json").read_text())
@@ -30,21 +37,28 @@ def record(row: str, seed: int, past: float | None, in_range: float = 1.0) -> di
     probes = [
         {
             "measure": "exact match", "size": n, "ratio": n / 16, "items": 16,
-            "value": in_range if n <= 16 else past, "error": None if n <= 16 or past is not None else "no rows elsewhere",
+            "value": in_range if n <= 16 else past, "spread": 0.1, "error": None if n <= 16 or past is not None else "no rows elsewhere",
         }
         for n in range(1, 33)
     ]  # fmt: skip
     return {
         "key": f"{row}{seed}", "row": row, "task": "copy-constant", "seed": seed, "steps": 1500, "probes": probes,
-        "steps_to_fit": 300, "validation_loss": 0.01, "parameters": 100, "encoding_parameters": 0, "train_seconds": 1.0,
+        "kind": "decoder", "corpus": "", "steps_to_fit": 300, "validation_loss": 0.01, "parameters": 100, "encoding_parameters": 0, "train_seconds": 1.0,
     }  # fmt: skip
 
 
 def report_of(past: dict[str, list[float | None]], in_range: dict[str, float] | None = None, preset: str = "standard") -> dict:
+    """A report on copy-constant."""
+    return copy.deepcopy(_made(json.dumps([past, in_range, preset])))
+
+
+@cache
+def _made(settings: str) -> dict[str, Any]:
+    past, in_range, preset = json.loads(settings)
     seeds = len(next(iter(past.values())))
     plan = make_plan(preset, rows=list(past), tasks=["copy-constant"], seeds=seeds)
     records = {
-        (row, "copy-constant"): [record(row, s + 1, v, (in_range or {}).get(row, 1.0)) for s, v in enumerate(values)]
+        Cell(row, "copy-constant"): [record(row, s + 1, v, (in_range or {}).get(row, 1.0)) for s, v in enumerate(values)]
         for row, values in past.items()
     }
     rates = dict.fromkeys(records, RATE)
@@ -61,6 +75,12 @@ FIVE = {"nope": [0.99, 1.0, 1.0, 0.98, 1.0], "alibi": [0.5, 0.4, 0.6, 0.3, 0.2],
 def test_a_report_fits_its_schema_and_is_plain_json():
     report = json.loads(json.dumps(report_of(FIVE), allow_nan=False))
     jsonschema.validate(report, SCHEMA)
+
+
+def test_every_field_of_the_schema_is_in_a_new_report():
+    report = report_of(FIVE)
+    assert set(report) == set(SCHEMA["properties"]), "only earlier reports may lack what was added"
+    assert set(report["cells"][0]) == set(SCHEMA["$defs"]["cell"]["properties"])
 
 
 @pytest.mark.parametrize("damage", ["cells", "environment", "schema", "literature"])
@@ -92,7 +112,16 @@ def test_edges_need_seeds():
     five = {(c["a"], c["b"]): c["edge"] for c in report_of(FIVE)["contrasts"]}
     assert five["nope", "alibi"]
     assert five["alibi", "rope"]
+    report = report_of(FIVE)
+    assert report["tiers"] == [{"task": "copy-constant", "tiers": [["nope"], ["alibi"], ["rope"]]}], "no code, no rank"
+    beaten = {(s["a"], s["b"]): s["probability"] for s in report["superiority"]}
+    assert beaten == {("nope", "alibi"): 1.0, ("nope", "rope"): 1.0, ("alibi", "rope"): 1.0}
+    intervals = {cell["row"]: cell["interval"] for cell in report["cells"]}
+    assert intervals["learned"] is None
+    assert intervals["rope"] == [0.0, 0.0]
+    assert 0.2 < intervals["alibi"][0] < 0.4 < intervals["alibi"][1] < 0.6
     three = report_of({row: values[:3] for row, values in FIVE.items()})
+    assert three["tiers"][0]["tiers"] == [["nope", "alibi", "rope"]]
     assert not any(c["edge"] for c in three["contrasts"]), "three seeds a side can never support one"
 
 
@@ -114,6 +143,11 @@ def test_tables_fit_the_terminal(width):
     assert "no fit" in out
     assert "undef." in out
     assert "Sinusoidal, randomised" in out
+    said = " ".join(out.split())
+    assert "tiers {nope} > {alibi, sinusoidal-randomized, rope}" in said
+    assert "nope > alibi in 100% of pairs of seeds on copy-constant (p = 0.0" in said
+    assert "1. holds: a learned table has no value past its trained length. Measured: tests past" in said
+    assert "4. cannot say (rope-25 on copy-constant was not trained)" in said
     one = io.StringIO()
     print_report(report_of({"nope": [1.0]}, preset="quick"), Console(file=one, width=width))
     assert "One seed ranks nothing" in one.getvalue()
@@ -138,8 +172,8 @@ def test_a_band_past_four_times_is_shown_where_it_holds_values():
         print_report(report, Console(file=text, width=80))
         return text.getvalue()
 
-    assert "to 8 ×" in shown(0.5)
-    assert "to 8 ×" not in shown(None)
+    assert " 8 ×" in shown(0.5)
+    assert " 8 ×" not in shown(None)
 
 
 def test_markup_in_names_is_shown_not_obeyed():
@@ -153,6 +187,122 @@ def test_markup_in_names_is_shown_not_obeyed():
 @pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_pictures(kind, magic):
     assert curves_picture(report_of(FIVE), kind).startswith(magic)
+
+
+def test_a_failed_anchor_is_printed_as_a_disagreement():
+    text = io.StringIO()
+    print_report(report_of({"nope": [0.1], "alibi": [0.9], "rope-25": [0.5]}), Console(file=text, width=100))
+    assert "4. fails: disagrees with the literature: copy-constant in (1, 1.5]" in " ".join(text.getvalue().split())
+
+
+def test_over_tasks_takes_the_rows_that_fit_all_of_them():
+    plan = make_plan("standard", rows=["nope", "alibi"], tasks=["copy-constant", "copy-random", "recall-lm"], seeds=1)
+    past = {("nope", "copy-constant"): 0.8, ("nope", "copy-random"): 0.4, ("alibi", "copy-constant"): 0.5}
+    records = {
+        cell: [record(cell.row, 1, past.get(cell[:2], 0.1), 0.5 if cell[:2] == ("alibi", "copy-random") else 1.0)]
+        for cell in plan.cells
+        if cell.task != "recall-lm"
+    }
+    losses = record("nope", 1, 1.0)
+    for probe in losses["probes"]:
+        probe["measure"] = "suffix loss"
+    records |= {cell: [losses] for cell in plan.cells if cell.task == "recall-lm"}
+    report = make_report(plan, records, dict.fromkeys(records, RATE), [], [], 1.0)
+    jsonschema.validate(report, SCHEMA)
+    tasks = ["copy-constant", "copy-random"]
+    assert report["over_tasks"] == [
+        {"row": "nope", "tasks": tasks, "interquartile_mean": pytest.approx(0.6)},
+        {"row": "alibi", "tasks": tasks, "interquartile_mean": None},
+    ]
+    text = io.StringIO()
+    print_report(report, Console(file=text, width=80))
+    assert "no rank" in text.getvalue()
+
+
+class Notes:
+    """A display that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def begin(self, title: str, total: int) -> None: ...
+
+    def advance(self, done: int, text: str = "") -> None: ...
+
+    def end(self) -> None: ...
+
+
+def run_plan(plan: Plan, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    display = Notes()
+    return Session(Agenda(plan), Results(folder), display, workers=1).run(["posenc"], speed=False), display.notes
+
+
+@pytest.mark.usefixtures("inline")
+def test_encoders_and_texts_from_a_plan_to_a_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(lookup, "_ITEMS", 2)
+    monkeypatch.setattr(text_task, "_MOST_ITEMS", 2)
+    path = tmp_path / "mine.txt"
+    path.write_text("some words\n" * 3_500)
+    plan = make_plan("quick", rows=["nope"], text=path, seeds=1, steps=1)
+    assert [cell.asked for cell in plan.cells] == ["text"]
+    report, _ = run_plan(plan, tmp_path / "out")
+    jsonschema.validate(report, SCHEMA)
+    assert report["protocol"]["tasks"][0]["corpus"]["source"] == "mine.txt"
+    assert str(tmp_path) not in json.dumps(report), "a report names the file, not the folder"
+    assert str(tmp_path) not in (tmp_path / "out" / "trials.jsonl").read_text()
+    text = io.StringIO()
+    print_report(report, Console(file=text, width=100))
+    assert "mine.txt, 38,500 bytes, sha256" in text.getvalue()
+    assert curves_picture(report, "svg")
+
+    plan = make_plan("quick", rows=["nope"], tasks=["last-k"], kind="encoder", seeds=1, steps=2)
+    report, _ = run_plan(plan, tmp_path / "out")
+    jsonschema.validate(report, SCHEMA)
+    assert report["protocol"]["kind"] == report["cells"][0]["kind"] == "encoder"
+    assert report["literature"] == [], "found for decoders"
+
+
+@pytest.mark.usefixtures("inline")
+def test_the_forecast_counts_what_is_left(tmp_path):
+    plan = make_plan("standard", rows=["nope"], tasks=["copy-constant"], seeds=2, steps=2)
+    _, notes = run_plan(plan, tmp_path)
+    said = next(note for note in notes if note.startswith("forecast"))
+    assert re.fullmatch(
+        r"forecast: about \d+\.\d minutes \(± 30%\) of training for 5 trials; up to .* if nothing fits at once .*", said
+    )
+    _, again = run_plan(plan, tmp_path)
+    assert any("nothing is left to train" in note for note in again)
+    assert any("training: 2 of 2 trials are in the results folder already" in note for note in again)
+
+
+@pytest.mark.parametrize(("exact", "expected"), [(True, 1000 * 0.02 + 5 * 0.3 + 4.0), (False, 1000 * 0.02 + 4.0)])
+def test_a_forecast_is_steps_checks_and_tests(exact, expected):
+    timed = {
+        "probes": [{"measure": "exact match" if exact else "suffix loss"}],
+        "step_seconds": 0.02, "check_seconds": 0.3, "total_seconds": 5.0, "train_seconds": 1.0,
+    }  # fmt: skip
+    assert session._seconds(1000, timed) == pytest.approx(expected)
+
+
+def test_extras_are_trained_but_never_raised():
+    plan = make_plan("standard", rows=["nope"])
+    agenda = Agenda(plan)
+    assert [cell for cell in agenda.cells if cell not in plan.cells] == list(PRESETS["standard"].extras)
+    assert not any(agenda.may_be_raised(cell) for cell in plan.extras)
+    assert [agenda.may_be_raised(cell) for cell in plan.cells] == [True, True, False], "a loss is judged against the best row"
+    assert all(len(agenda.reporting(cell)) == EXTRA_SEEDS for cell in plan.extras)
+    lines = agenda.lines()
+    assert sum(line.startswith("extra") for line in lines) == 2 * EXTRA_SEEDS
+    assert "extra   sinusoidal on last-k, encoder, seed 2" in "\n".join(lines)
+    trials = sum(line.startswith(("tune", "report", "extra")) for line in lines)
+    assert lines[0] == "1 row on copy-constant, copy-random, recall-lm; decoder, seeds 1, 2, 3, 4, 5"
+    assert lines[-1] == f"{trials} trials on decoder models; at most 10 more, of twice the steps, for what does not fit"
+    assert make_plan("standard", rows=["nope"], tasks=["recall-lm"]).extras == ()
+    two = Agenda(make_plan("standard", rows=["nope", "alibi"])).lines()
+    assert two[-1].endswith("with Holm's correction: nope and alibi")
 
 
 def test_presets_are_as_declared():
@@ -172,11 +322,24 @@ def test_presets_are_as_declared():
         ({"preset": "quick", "tasks": ["x"]}, "no task 'x'"),
         ({"preset": "quick", "seeds": 0}, "--seeds 0"),
         ({"preset": "quick", "steps": -1}, "--steps -1"),
+        ({"preset": "quick", "kind": "both"}, "--kind 'both'. Expected one of decoder, encoder"),
+        (
+            {"preset": "quick", "kind": "encoder", "tasks": ["recall-lm"]},
+            r"recall-lm with --kind encoder. Expected .*\(last-k,",
+        ),
+        ({"preset": "quick", "kind": "encoder", "tasks": ["text"]}, "text with --kind encoder"),
+        ({"preset": "quick", "text": Path("/nowhere/x.txt")}, "x.txt' cannot be read"),
     ],
 )
 def test_bad_plans(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, OSError), match=message):
         make_plan(**arguments)
+
+
+def test_every_row_runs_as_decoder_and_an_encoder_takes_the_tasks_that_it_can_be_asked():
+    make_plan("quick", rows=known_rows(), tasks=["last-k"])
+    assert make_plan("standard", rows=["nope"], kind="encoder").tasks == ("last-k", "first-token")
+    assert make_plan("quick", rows=["nope"], tasks=["last-k", "text"]).tasks == ("last-k", "text")
 
 
 def test_committed_rates_cover_the_quick_preset_and_follow_the_rule():
@@ -185,7 +348,10 @@ def test_committed_rates_cover_the_quick_preset_and_follow_the_rule():
     for row in DECLARED:
         entry = rates["rates"]["copy-constant"][row]
         assert f"{entry['rate']:g}" == min(entry["losses"], key=entry["losses"].__getitem__)
-    assert set(rates["rates"]) <= set(TASKS)
+    named = {*TASKS, "text", *(f"{name}, encoder" for name in TASKS)}
+    assert set(rates["rates"]) <= named
+    assert committed_rate(Cell("nope", "copy-constant")) == rates["rates"]["copy-constant"]["nope"]
+    assert committed_rate(Cell("nope", "copy-constant", "encoder")) is None
 
 
 def test_the_rate_of_least_mean_loss_is_chosen():

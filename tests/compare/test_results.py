@@ -10,12 +10,15 @@ import pytest
 from posenc.compare import results as results_module
 from posenc.compare.results import Results, check_file, write_file
 
-PROBE = {"measure": "exact match", "size": 1, "ratio": 0.1, "items": 16, "value": None, "error": "no rows elsewhere"}
+PROBE = {
+    "measure": "exact match", "size": 1, "ratio": 0.1, "items": 16, "value": None, "spread": None, "error": "no rows elsewhere",
+}  # fmt: skip
 
 
 def record(key: str) -> dict[str, Any]:
     return {
-        "key": key, "row": "nope", "task": "copy-constant", "seed": 1, "learning_rate": 1e-3, "steps": 9, "probes": [PROBE],
+        "key": key, "row": "nope", "task": "copy-constant", "seed": 1, "learning_rate": 1e-3, "steps": 9, "kind": "decoder",
+        "corpus": "", "probes": [PROBE],
         "steps_to_fit": None, "validation_loss": 0.1, "parameters": 9, "encoding_parameters": 0, "train_seconds": 1.0,
     }  # fmt: skip
 

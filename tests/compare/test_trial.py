@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from math import pi
 from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
 
+from posenc.catalog import CATALOG
+from posenc.compare import rows
 from posenc.compare.rates import committed
 from posenc.compare.rows import DECLARED, find_row, known_rows
 from posenc.compare.statistics import band_mean
+from posenc.compare.tasks.base import IGNORED
 from posenc.compare.tasks.registry import find_task
-from posenc.compare.trial import FIT_ACCURACY, Trial, build_model, model_shape, run_trial
+from posenc.compare.tasks.text import open_text
+from posenc.compare.trial import FIT_ACCURACY, Cell, Trial, _score, build_model, model_shape, run_trial
 from posenc.core.sites import InputEncoding
+from posenc.encodings.randomized import Randomized
+from posenc.encodings.rope import RoPE
 
 
 def test_every_row_starts_from_the_same_weights():
@@ -39,10 +46,68 @@ def test_building_leaves_the_global_generator_alone():
 
 def test_a_key_is_made_of_every_setting():
     trial = Trial("nope", "copy-constant", 1, 1e-3, 10)
-    changes = {"row": "t5", "task": "copy-random", "seed": 2, "learning_rate": 3e-3, "steps": 11, "protocol": 99}
+    changes = {
+        "row": "t5", "task": "copy-random", "seed": 2, "learning_rate": 3e-3, "steps": 11, "kind": "encoder", "corpus": "ab",
+        "protocol": 99,
+    }  # fmt: skip
+    assert changes.keys() == asdict(trial).keys()
     keys = {trial.key, *(replace(trial, **{name: value}).key for name, value in changes.items())}
     assert len(keys) == 1 + len(changes)
     assert trial.key == Trial("nope", "copy-constant", 1, 1e-3, 10).key
+    assert Trial("nope", "text:/a", 1, 1e-3, 10, corpus="ab").key == Trial("nope", "text:/b", 1, 1e-3, 10, corpus="ab").key
+
+
+def test_a_text_that_changed_is_refused_and_its_results_are_not_mixed(tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_text("one line\n" * 5_000)
+    cell = Cell("nope", f"text:{path}")
+    trial = cell.trial(1, 1e-3, 1)
+    assert cell.asked == "text"
+    record = run_trial(trial)
+    assert (record["task"], record["corpus"]) == ("text", trial.corpus)
+    open_text.cache_clear()  # as a worker that starts later
+    path.write_text("two line\n" * 5_000)
+    assert cell.trial(1, 1e-3, 1).key != trial.key
+    with pytest.raises(ValueError, match="has changed since the run began"):
+        run_trial(trial)
+
+
+def test_the_kind_of_model_reaches_the_model_and_its_encodings(monkeypatch):
+    seen = []
+
+    def own(shape):
+        seen.append(shape.causal)
+        return []
+
+    monkeypatch.setattr(sys.modules[__name__], "own", own, raising=False)
+    models = [build_model(f"{__name__}:own", find_task("last-k"), 1, kind)[0] for kind in ("decoder", "encoder")]
+    assert [model.kind for model in models] == ["decoder", "encoder"]
+    assert seen == [True, False]
+    with torch.no_grad():
+        ids = torch.arange(1, 10)[None]
+        swapped = ids[:, [1, 0, *range(2, 9)]]
+        last = [(model.eval()(ids, 0) - model(swapped, 0))[0, -1].abs().max() for model in models]
+    assert last[1] < 1e-5, "an encoder without positions cannot tell the order"
+
+
+def test_the_spread_is_that_of_the_items():
+    """Of a ratio of two sums, by loops: sequences differ in how many tokens are scored."""
+    task = find_task("recall-lm")
+    model, _ = build_model("nope", task, 1)
+    batch = task.train_batch(6, torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        logits = model.eval()(batch.ids, 0).double()
+    losses = [
+        [-row[at].log_softmax(-1)[target].item() for at, target in enumerate(targets.tolist()) if target != IGNORED]
+        for row, targets in zip(logits, batch.targets, strict=True)
+    ]
+    tokens = [len(row) for row in losses]
+    assert len(set(tokens)) > 1
+    mean = sum(map(sum, losses)) / sum(tokens)
+    off = [(sum(row) - mean * n) / fmean(tokens) for row, n in zip(losses, tokens, strict=True)]
+    value, spread = _score(model, batch, "suffix loss")
+    assert value == pytest.approx(mean, rel=1e-5)  # float32 logits
+    assert spread == pytest.approx(fmean(o * o for o in off) ** 0.5, rel=1e-4)
 
 
 @pytest.mark.parametrize("row", ["learned", "sinusoidal-randomized"])
@@ -70,6 +135,23 @@ def test_rows_build_for_any_model():
         assert row.build(model_shape(find_task("recall-lm")))
     quarter = find_row("rope-25").build(model_shape(find_task("recall-lm")))[0]
     assert quarter.rotary_dim == 4
+
+
+def test_all_of_the_catalogue_is_a_row_or_cannot_stand_alone():
+    assert {*known_rows(), *rows._NOT_ALONE} >= set(CATALOG)
+    assert not set(known_rows()) & rows._NOT_ALONE
+
+
+def test_variants_are_what_their_names_say():
+    shape = model_shape(find_task("recall-lm"))
+    spread, rope = find_row("rope-randomized").build(shape)
+    assert (type(spread), spread.limit, type(rope)) == (Randomized, 8 * 65, RoPE)
+    clamped = find_row("learned-clamp").build(shape)[0]
+    assert (clamped.past_end, clamped.num_positions) == ("clamp", 65)
+    slowest = find_row("rope-short-base").build(shape)[0].schedule.frequencies(16).inv_freq[-1]
+    assert float(slowest) * 65 == pytest.approx(2 * pi), "one turn within the trained length"
+    still = find_row("p-rope").build(shape)[0].schedule.frequencies(16).inv_freq
+    assert (still == 0).tolist() == [False] * 6 + [True] * 2
 
 
 def bare(shape):

@@ -28,7 +28,18 @@ def _names(context: click.Context, option: click.Parameter, value: str | None) -
 @click.command(name="compare")
 @click.option("--preset", default="quick", show_default=True, help=f"One of {', '.join(PRESETS)}.")
 @click.option("--rows", callback=_names, help="Encodings, with commas between: nope,alibi,rope-25.")
-@click.option("--tasks", callback=_names, help="Tasks, with commas between: copy-constant,copy-random,recall-lm.")
+@click.option(
+    "--tasks", callback=_names, help="Tasks, with commas between: copy-constant,copy-random,recall-lm,last-k,first-token,text."
+)
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Train the text task on this file (UTF-8) instead of the Python standard library's sources; alone unless --tasks adds to it.",
+)
+@click.option(
+    "--kind", default="decoder", show_default=True, help="The model: decoder, or encoder on tasks that it can be asked."
+)
 @click.option("--seeds", type=int, help="How many seeds.")
 @click.option("--steps", type=int, help="Training steps of every task (rates are then chosen afresh).")
 @click.option("--encoding", "own", multiple=True, metavar="MODULE:NAME", help="An encoding of yours as a row; runs your code.")
@@ -42,11 +53,13 @@ def _names(context: click.Context, option: click.Parameter, value: str | None) -
     "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write the curves as a picture (.png, .svg or .pdf)."
 )
 @click.option("--no-speed", is_flag=True, help="Skip the speed and memory table.")
-@click.option("--dry-run", is_flag=True, help="List the trials and stop.")
+@click.option("--dry-run", is_flag=True, help="List every trial and stop.")
 def compare(
     preset: str,
     rows: tuple[str, ...],
     tasks: tuple[str, ...],
+    text: Path | None,
+    kind: str,
     seeds: int | None,
     steps: int | None,
     own: tuple[str, ...],
@@ -75,13 +88,13 @@ def compare(
         check_file(plot)
     for name in dict.fromkeys(name for name in (*rows, *own) if ":" in name):
         click.echo(f"importing and running your code: {name}", err=True)
-    plan = make_plan(preset, rows=rows, tasks=tasks, seeds=seeds, steps=steps, extra_rows=own)
+    plan = make_plan(preset, rows=rows, tasks=tasks, seeds=seeds, steps=steps, extra_rows=own, kind=kind, text=text)
     agenda = Agenda(plan, tune=tune)
     display = ProgressDisplay(Console(stderr=True))
     if dry_run:
         click.echo("\n".join(agenda.lines()))
         return
-    display.note(f"preset {preset}: {plan.preset.summary}")
+    display.note(f"preset {preset}: {agenda.summary}")
     results = Results(out)
     check_file(out / "report.json")
     session = Session(agenda, results, display, workers=workers or os.cpu_count() or 1)

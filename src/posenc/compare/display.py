@@ -71,8 +71,12 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     for task in report["protocol"]["tasks"]:
         cells = [cell for cell in report["cells"] if cell["task"] == task["name"]]
         _print_table(console, *_task_table(task, cells))
+        if len(cells[0]["seeds"]) > 1:
+            _print_table(console, *_seeds_table(task, cells))
         if any(curve["measure"] == "recall" for curve in cells[0]["curves"]):
             _print_table(console, *_recall_table(task, cells))
+    if report["over_tasks"]:
+        _print_table(console, *_over_tasks_table(report))
     if report["speed"]:
         _print_table(console, *_speed_table(report))
     for text in _remarks(report):
@@ -108,12 +112,28 @@ def _task_table(task: dict[str, Any], cells: list[dict[str, Any]]) -> tuple[str,
         style = None if cell["fit"] else "dim"
         table.add_row(name, _number(cell["in_range"]), *values, f"{cell['encoding_parameters']:,}", style=style)
     better = "higher is better" if exact else "nats, lower is better"
-    caption = f"{task['measure']} ({better}); bands in multiples of the trained {task['trained_size']}; {task['steps']} steps"
+    caption = (
+        f"{task['measure']} ({better}); bands up to multiples of the trained {task['trained_size']}; {task['steps']} steps"
+    )
+    if corpus := task.get("corpus"):
+        caption += f"\n{corpus['source']}, {corpus['bytes']:,} bytes, sha256 {corpus['sha256'][:16]}…"
     if not all(cell["fit"] for cell in cells):
         caption += f"\nno fit: {'below 0.95' if exact else 'over 0.05 nats behind the best'} in range, so it takes no rank"
     if any(cell["steps"] > task["steps"] for cell in cells):
         caption += "\n×2: trained for twice the steps, since it did not fit before"
     return f"{task['name']}: {task['summary']}", table, caption
+
+
+def _seeds_table(task: dict[str, Any], cells: list[dict[str, Any]]) -> tuple[str, Table, str]:
+    """What ranks are taken by: best first, those that take none left out."""
+    table = _columns(["mean", "95 %", *(str(seed) for seed in cells[0]["seeds"])])
+    ranked = [cell for cell in cells if cell["fit"] and cell["primary"] is not None]
+    for cell in sorted(ranked, key=lambda cell: cell["primary"], reverse=cells[0]["higher_is_better"]):
+        interval = "–".join(_number(bound) for bound in cell["interval"])
+        table.add_row(escape(cell["label"]), _number(cell["primary"]), interval, *map(_number, cell["primary_per_seed"]))
+    items = max(curve["items"] for curve in cells[0]["curves"] if curve["measure"] == task["measure"])
+    caption = f"95 %: by drawing seeds, then their items ({items} a length), again; the numbers are seeds"
+    return f"{task['name']}: mean over (1, 1.5] ×, by seed", table, caption
 
 
 def _recall_table(task: dict[str, Any], cells: list[dict[str, Any]]) -> tuple[str, Table, str]:
@@ -124,6 +144,16 @@ def _recall_table(task: dict[str, Any], cells: list[dict[str, Any]]) -> tuple[st
         table.add_row(escape(cell["label"]), *(_number(None if None in v else sum(v) / len(v)) for v in recalled))
     caption = f"share recalled, by tokens since it was shown; chance 0.06; trained up to {task['trained_size']}"
     return "recall of a planted value", table, caption
+
+
+def _over_tasks_table(report: dict[str, Any]) -> tuple[str, Table, str]:
+    labels = {cell["row"]: cell["label"] for cell in report["cells"]}
+    table = _columns(["interquartile mean"])
+    for line in report["over_tasks"]:
+        value = line["interquartile_mean"]
+        table.add_row(escape(labels[line["row"]]), "no rank" if value is None else f"{value:.2f}")
+    caption = f"of the mean over (1, 1.5] ×, over the seeds of {' and '.join(report['over_tasks'][0]['tasks'])}"
+    return "over tasks", table, f"{caption}; no rank: undefined, or did not fit one"
 
 
 def _speed_table(report: dict[str, Any]) -> tuple[str, Table, str]:
@@ -144,8 +174,11 @@ def _remarks(report: dict[str, Any]) -> list[str]:
         if seeds == 1
         else f"Means over {seeds} seeds. {_edges(report)}"
     ]
+    lines += [f"  {line['task']}: {_shown_tiers(line['tiers'])}" for line in report["tiers"] if seeds > 1 and line["tiers"]]
     if undefined := sorted({cell["label"] for cell in report["cells"] if cell["undefined"]}):
         lines.append(f"undef.: {', '.join(undefined)} has no code past the trained length, and says so.")
+    if report["anchors"]:
+        lines += ["", "Self-check, against what the literature lets one expect:", *map(_anchor, report["anchors"])]
     for claim in report["literature"]:
         lines += ["", f"The literature on {claim['task']}: {claim['tiers']}", f"  {claim['source']}."]
         by_verdict: dict[str, list[str]] = {}
@@ -164,14 +197,36 @@ def _remarks(report: dict[str, Any]) -> list[str]:
 
 
 def _edges(report: dict[str, Any]) -> str:
-    edges = [f"{c['a']} and {c['b']} on {c['task']} (p = {c['p_holm']:.3f})" for c in report["contrasts"] if c["edge"]]
+    edges = [f"{_shown_edge(c, report)} on {c['task']} (p = {c['p_holm']:.3f})" for c in report["contrasts"] if c["edge"]]
     if not report["contrasts"]:
         return "No declared contrast could be tested."
     return f"Differences that survive Holm's correction: {'; '.join(edges) or 'none'}. Everything else is a tie."
 
 
+def _shown_edge(contrast: dict[str, Any], report: dict[str, Any]) -> str:
+    """The better row of a contrast first, with the chance that one of its seeds is the better one."""
+    pair = {contrast["a"], contrast["b"]}
+    found = next(s for s in report["superiority"] if s["task"] == contrast["task"] and {s["a"], s["b"]} == pair)
+    return f"{found['a']} > {found['b']} in {found['probability']:.0%} of pairs of seeds"
+
+
+def _shown_tiers(tiers: list[list[str]]) -> str:
+    return "tiers " + " > ".join("{" + ", ".join(tier) + "}" for tier in tiers)
+
+
+def _anchor(anchor: dict[str, Any]) -> str:
+    numbers = ", ".join(f"{name} {_measured(value)}" for name, value in anchor["measured"].items())
+    verdict = "fails: disagrees with the literature" if anchor["verdict"] == "fails" else anchor["verdict"]
+    why = f" ({anchor['why']})" if anchor["why"] else ""
+    return f"  {anchor['anchor']}. {verdict}{why}: {anchor['expected']}. Measured: {numbers or 'nothing'}."
+
+
+def _measured(value: float | int | None) -> str:
+    return "–" if value is None else str(value) if isinstance(value, int) else f"{value:.3f}"
+
+
 def _up_to(band: str) -> str:
-    return f"to {band.split(', ')[1].rstrip(']')} ×"
+    return f"{band.split(', ')[1].rstrip(']')} ×"
 
 
 def _number(value: float | None) -> str:

@@ -8,22 +8,31 @@ from importlib.resources import files
 from statistics import fmean
 from typing import Any
 
-from posenc.compare.trial import Trial
+from posenc.compare.trial import Cell, Trial
 
-GRID = (3e-4, 1e-3, 3e-3)
+GRID = (1e-3, 3e-3, 1e-2)
 TUNING_SEEDS = (101,)
 """Disjoint from reporting seeds, which count from 1."""
 
 
 def committed() -> dict[str, dict[str, Any]]:
-    """The rates that ship with posenc, as ``{task: {row: {"rate": …, "losses": {…}}}}``, and the command that made them."""
+    """The rates that ship with posenc, as ``{task: {row: {"rate": …, "losses": {…}}}}``, and the command that made them.
+
+    A task of encoders stands under ``"task, encoder"``.
+    """
     rates: dict[str, dict[str, Any]] = json.loads((files("posenc.compare") / "learning_rates.json").read_text())
     return rates
 
 
-def tuning_trials(row: str, task: str, steps: int) -> list[Trial]:
-    """The grid of one (row, task)."""
-    return [Trial(row, task, seed, rate, steps) for seed in TUNING_SEEDS for rate in GRID]
+def committed_rate(cell: Cell) -> dict[str, Any] | None:
+    """The rate of a cell that ships with posenc, if one does."""
+    rate: dict[str, Any] | None = committed()["rates"].get(cell.asked, {}).get(cell.row)
+    return rate
+
+
+def tuning_trials(cell: Cell, steps: int) -> list[Trial]:
+    """The grid of one cell."""
+    return [cell.trial(seed, rate, steps) for seed in TUNING_SEEDS for rate in GRID]
 
 
 def choose(records: Iterable[dict[str, Any]]) -> dict[str, Any]:

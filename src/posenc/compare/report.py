@@ -5,19 +5,33 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import combinations
 from statistics import fmean
 from typing import Any
 
 import torch
 
 import posenc
+from posenc.compare.anchors import check_anchors
 from posenc.compare.literature import judge
 from posenc.compare.plan import Plan
 from posenc.compare.rows import find_row
-from posenc.compare.statistics import BANDS, PRIMARY, band_mean, holds_until, holm, rank_test
-from posenc.compare.tasks.base import Task
+from posenc.compare.statistics import (
+    BANDS,
+    DRAWS,
+    PRIMARY,
+    Measured,
+    band_mean,
+    beats,
+    holds_until,
+    holm,
+    interquartile_mean,
+    interval,
+    rank_test,
+    tiers,
+)
 from posenc.compare.tasks.registry import find_task
-from posenc.compare.trial import BATCH_SIZE, DIM, FIT_ACCURACY, HEADS, LAYERS, WEIGHT_DECAY
+from posenc.compare.trial import BATCH_SIZE, DIM, FIT_ACCURACY, HEADS, LAYERS, WEIGHT_DECAY, Cell
 
 SCHEMA = "posenc.compare/1"
 LOSS_MARGIN = 0.05
@@ -27,8 +41,8 @@ _MAIN_MEASURE = {"exact": "exact match", "loss": "suffix loss"}
 
 def make_report(
     plan: Plan,
-    records: Mapping[tuple[str, str], Sequence[dict[str, Any]]],
-    rates: Mapping[tuple[str, str], dict[str, Any]],
+    records: Mapping[Cell, Sequence[dict[str, Any]]],
+    rates: Mapping[Cell, dict[str, Any]],
     speed: Sequence[dict[str, Any]],
     command: Sequence[str],
     minutes: float,
@@ -36,15 +50,17 @@ def make_report(
     """The whole report.
 
     Args:
-        records: the reporting trials of each (row, task), one per seed.
-        rates: the learning rate of each (row, task) and how it was chosen.
+        records: the reporting trials of each cell of the plan and of its extras, one per seed.
+        rates: the learning rate of each cell and how it was chosen.
         speed: from `posenc.compare.speed.measure_speed`.
     """
-    cells = {(row, task): _cell(row, find_task(task), trials, rates[row, task]) for (row, task), trials in records.items()}
-    for task in plan.tasks:
-        _gate([cell for (_, of), cell in cells.items() if of == task])
-    literature = judge(cells)
-    contrasts = _contrasts(plan, cells)
+    every = {cell: _cell(cell, trials, rates[cell]) for cell, trials in records.items()}
+    for _, group in _by_task(every):
+        _gate(list(group.values()))
+    planned = {cell: every[cell] for cell in plan.cells}
+    by_name = {(cell["row"], cell["task"]): cell for (_, _, kind), cell in planned.items() if kind == "decoder"}
+    literature = judge(by_name)
+    contrasts = _contrasts(plan, planned)
     return {
         "schema": SCHEMA,
         "preset": plan.preset.name,
@@ -53,11 +69,16 @@ def make_report(
         "minutes": round(minutes, 2),
         "environment": environment(),
         "protocol": _protocol(plan),
-        "cells": list(cells.values()),
+        "cells": list(planned.values()),
+        "extras": [every[cell] for cell in plan.extras],
         "speed": list(speed),
         "contrasts": contrasts,
+        "superiority": _superiority(planned),
+        "tiers": _tiers(planned, contrasts),
+        "over_tasks": _over_tasks(plan, planned),
+        "anchors": check_anchors(_by_name(every)) if plan.preset.advises else [],
         "literature": literature,
-        "advice": _advice(plan, cells, literature) if plan.preset.advises else [],
+        "advice": _advice(planned, literature) if plan.preset.advises else [],
     }
 
 
@@ -84,7 +105,8 @@ def _processor() -> str:
 
 def _protocol(plan: Plan) -> dict[str, Any]:
     return {
-        "model": f"pre-norm decoder, {LAYERS} layers, width {DIM}, {HEADS} heads of {DIM // HEADS}, GELU network of four times the width",
+        "kind": plan.kind,
+        "model": f"pre-norm {plan.kind}, {LAYERS} layers, width {DIM}, {HEADS} heads of {DIM // HEADS}, GELU network of four times the width",
         "batch_size": BATCH_SIZE,
         "optimizer": f"AdamW, weight decay {WEIGHT_DECAY} (none on encodings), warm-up and cosine, gradients clipped at 1",
         "rows": list(plan.rows),
@@ -93,27 +115,31 @@ def _protocol(plan: Plan) -> dict[str, Any]:
                 "name": task.name,
                 "summary": task.summary,
                 "trained_size": task.trained_size,
-                "steps": plan.steps_of(task.name),
+                "steps": plan.steps_of(name),
                 "measure": _MAIN_MEASURE[task.score],
+                "corpus": None if task.corpus is None else task.corpus._asdict(),
             }
-            for task in map(find_task, plan.tasks)
+            for name, task in ((name, find_task(name)) for name in plan.tasks)
         ],
         "seeds": list(plan.seeds),
         "gate": f"exact match of at least {FIT_ACCURACY} in range; loss within {LOSS_MARGIN} nats of the best in range",
         "primary": f"mean over ({PRIMARY[0]:g}, {PRIMARY[1]:g}] times the trained size",
+        "interval": f"95 %, hierarchical bootstrap over seeds, then items; {DRAWS} draws",
     }
 
 
-def _cell(row: str, task: Task, trials: Sequence[dict[str, Any]], rate: dict[str, Any]) -> dict[str, Any]:
+def _cell(cell: Cell, trials: Sequence[dict[str, Any]], rate: dict[str, Any]) -> dict[str, Any]:
+    task = find_task(cell.task)
     measure = _MAIN_MEASURE[task.score]
     curves = [[(p["ratio"], p["value"]) for p in trial["probes"] if p["measure"] == measure] for trial in trials]
     per_seed = [band_mean(curve, PRIMARY) for curve in curves]
     errors = sorted({p["error"] for trial in trials for p in trial["probes"] if p["error"]})
     exact = task.score == "exact"
     return {
-        "row": row,
-        "label": find_row(row).label,
+        "row": cell.row,
+        "label": find_row(cell.row).label,
         "task": task.name,
+        "kind": cell.kind,
         "higher_is_better": exact,
         "steps": trials[0]["steps"],
         "learning_rate": rate["rate"],
@@ -123,6 +149,7 @@ def _cell(row: str, task: Task, trials: Sequence[dict[str, Any]], rate: dict[str
         "bands": {_band_name(band): _mean([band_mean(curve, band) for curve in curves]) for band in BANDS},
         "primary": _mean(per_seed),
         "primary_per_seed": per_seed,
+        "interval": _interval(trials, measure, exact=exact),
         "holds_90": _mean_reach(curves) if exact else None,
         "steps_to_fit": [trial["steps_to_fit"] for trial in trials],
         "validation_loss": _mean([trial["validation_loss"] for trial in trials]),
@@ -133,6 +160,29 @@ def _cell(row: str, task: Task, trials: Sequence[dict[str, Any]], rate: dict[str
         "fit": True,
         "curves": _curves(trials),
     }
+
+
+def _interval(trials: Sequence[dict[str, Any]], measure: str, *, exact: bool) -> list[float] | None:
+    """The 95 % interval of the primary number; ``None`` where that is undefined."""
+    seeds = [
+        [p for p in trial["probes"] if p["measure"] == measure and PRIMARY[0] < p["ratio"] <= PRIMARY[1]] for trial in trials
+    ]
+    if not all(seeds) or any(p["value"] is None for seed in seeds for p in seed):
+        return None
+    return list(interval([[Measured(p["value"], p["items"], None if exact else p["spread"]) for p in seed] for seed in seeds]))
+
+
+def _by_name(cells: Mapping[Cell, dict[str, Any]]) -> dict[Cell, dict[str, Any]]:
+    """By the name of the task, without the file of a text."""
+    return {cell._replace(task=found["task"]): found for cell, found in cells.items()}
+
+
+def _by_task(cells: Mapping[Cell, dict[str, Any]]) -> list[tuple[str, dict[str, dict[str, Any]]]]:
+    """The cells of each task and kind of model, by row."""
+    groups: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for cell, found in cells.items():
+        groups.setdefault((found["task"], cell.kind), {})[cell.row] = found
+    return [(task, group) for (task, _), group in groups.items()]
 
 
 def _curves(trials: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -160,24 +210,62 @@ def _gate(cells: Sequence[dict[str, Any]]) -> None:
             cell["fit"] = cell["in_range"] <= min(losses) + LOSS_MARGIN
 
 
-def _contrasts(plan: Plan, cells: Mapping[tuple[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
+def _ranked(group: Mapping[str, dict[str, Any]]) -> dict[str, list[float]]:
+    """The primary number of each seed of the rows that take a rank, best row first."""
+    cells = [cell for cell in group.values() if cell["fit"] and cell["primary"] is not None]
+    cells.sort(key=lambda cell: -cell["primary"] if cell["higher_is_better"] else cell["primary"])
+    return {cell["row"]: cell["primary_per_seed"] for cell in cells}
+
+
+def _contrasts(plan: Plan, cells: Mapping[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
-    for task in plan.tasks:
-        tested = []
-        for a, b in plan.preset.contrasts:
-            first, second = (cells[row, task]["primary_per_seed"] for row in (a, b))
-            fit = cells[a, task]["fit"] and cells[b, task]["fit"]
-            if fit and None not in first and None not in second:
-                tested.append((a, b, rank_test(first, second)))
-        for (a, b, p), corrected in zip(tested, holm([p for _, _, p in tested]), strict=True):
+    for task, group in _by_task(cells):
+        ranked = _ranked(group)
+        declared = [(a, b) for a, b in plan.preset.contrasts if a in ranked and b in ranked]
+        p_values = [rank_test(ranked[a], ranked[b]) for a, b in declared]
+        for (a, b), p, corrected in zip(declared, p_values, holm(p_values), strict=True):
             found.append({"task": task, "a": a, "b": b, "p": p, "p_holm": corrected, "edge": corrected < 0.05})
     return found
 
 
-def _advice(plan: Plan, cells: Mapping[tuple[str, str], dict[str, Any]], literature: Sequence[dict[str, Any]]) -> list[str]:
+def _superiority(cells: Mapping[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each pair of rows that take a rank: the probability that a random seed of the first beats one of the second."""
+    found = []
+    for task, group in _by_task(cells):
+        higher = next(iter(group.values()))["higher_is_better"]
+        for (a, first), (b, second) in combinations(_ranked(group).items(), 2):
+            found.append(
+                {"task": task, "a": a, "b": b, "probability": beats(first, second) if higher else beats(second, first)}
+            )
+    return found
+
+
+def _tiers(cells: Mapping[Cell, dict[str, Any]], contrasts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    found = []
+    for task, group in _by_task(cells):
+        edges = [(c["a"], c["b"]) for c in contrasts if c["task"] == task and c["edge"]]
+        found.append({"task": task, "tiers": tiers(list(_ranked(group)), edges)})
+    return found
+
+
+def _over_tasks(plan: Plan, cells: Mapping[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The interquartile mean of the primary number over the seeds of all exact-match tasks; losses have other units."""
+    exact = [task for task in plan.tasks if find_task(task).score == "exact"]
+    if len(exact) < 2:
+        return []
+    found = []
+    for row in plan.rows:
+        of_row = [cells[Cell(row, task, plan.kind)] for task in exact]
+        ranked = all(cell["fit"] and cell["primary"] is not None for cell in of_row)
+        value = interquartile_mean([v for cell in of_row for v in cell["primary_per_seed"]]) if ranked else None
+        found.append({"row": row, "tasks": [cell["task"] for cell in of_row], "interquartile_mean": value})
+    return found
+
+
+def _advice(cells: Mapping[Cell, dict[str, Any]], literature: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
-    for task in plan.tasks:
-        fitted = [c for (_, of), c in cells.items() if of == task and c["fit"] and c["primary"] is not None]
+    for task, group in _by_task(cells):
+        fitted = [cell for cell in group.values() if cell["fit"] and cell["primary"] is not None]
         if not fitted:
             lines.append(f"{task}: no row fits at this budget, so nothing can be advised. Raise --steps.")
             continue

@@ -17,6 +17,8 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "seed": (int,),
     "learning_rate": _NUMBER,
     "steps": (int,),
+    "kind": (str,),
+    "corpus": (str,),
     "validation_loss": _NUMBER,
     "probes": (list,),
     "steps_to_fit": (int, _NONE),
@@ -30,6 +32,7 @@ _PROBE_FIELDS: dict[str, tuple[type, ...]] = {
     "ratio": _NUMBER,
     "items": (int,),
     "value": (*_NUMBER, _NONE),
+    "spread": (*_NUMBER, _NONE),
     "error": (str, _NONE),
 }
 

@@ -13,12 +13,13 @@ from posenc.compare.results import Results
 from posenc.compare.runner import Workers
 from posenc.compare.speed import REPEATS, measure_speed
 from posenc.compare.statistics import BANDS, band_mean
-from posenc.compare.trial import FIT_ACCURACY, Trial
+from posenc.compare.tasks.registry import find_task
+from posenc.compare.trial import CHECK_EVERY, FIT_ACCURACY, Cell, Trial
 
-_CALIBRATION_STEPS = 15
+_CALIBRATION_STEPS = 25
 _CALIBRATION_SEED = 999
-
-Cell = tuple[str, str]
+_PRECISION = 0.3
+"""Of the forecast."""
 
 
 class Display(Protocol):
@@ -42,15 +43,14 @@ class Agenda:
 
     def __init__(self, plan: Plan, *, tune: bool = False) -> None:
         self.plan = plan
-        committed = {} if tune or plan.steps is not None else rates.committed()["rates"]
-        self.rates: dict[Cell, dict[str, Any]] = {
-            (row, task): committed[task][row] for row, task in self.cells if row in committed.get(task, {})
-        }
+        fresh = tune or plan.steps is not None
+        found = {cell: None if fresh else rates.committed_rate(cell) for cell in self.cells}
+        self.rates: dict[Cell, dict[str, Any]] = {cell: rate for cell, rate in found.items() if rate is not None}
 
     @property
     def cells(self) -> list[Cell]:
-        """Every (row, task) of the plan."""
-        return [(row, task) for task in self.plan.tasks for row in self.plan.rows]
+        """Every cell of the plan, its extras last."""
+        return [*self.plan.cells, *self.plan.extras]
 
     @property
     def unrated(self) -> list[Cell]:
@@ -59,31 +59,54 @@ class Agenda:
 
     def grid(self, cell: Cell) -> list[Trial]:
         """The trials that choose a cell's learning rate."""
-        row, task = cell
-        return rates.tuning_trials(row, task, self.plan.steps_of(task))
+        return rates.tuning_trials(cell, self.plan.steps_of(cell.task))
 
     def reporting(self, cell: Cell, factor: int = 1) -> list[Trial]:
         """The reporting trials of a cell, one per seed, with ``factor`` times the steps.
 
         Before a rate is chosen they stand for themselves, with rate 0, so that a forecast can count them.
         """
-        row, task = cell
         rate = self.rates[cell]["rate"] if cell in self.rates else 0.0
-        return [Trial(row, task, seed, rate, factor * self.plan.steps_of(task)) for seed in self.plan.seeds]
+        return [cell.trial(seed, rate, factor * self.plan.steps_of(cell.task)) for seed in self.plan.seeds_of(cell)]
+
+    def may_be_raised(self, cell: Cell) -> bool:
+        """Whether a cell that does not fit is trained again with twice the steps: a loss is judged against the best row."""
+        return self.plan.preset.raises_budget and cell not in self.plan.extras and find_task(cell.task).score == "exact"
+
+    @property
+    def summary(self) -> str:
+        """What is compared, in one line."""
+        plan = self.plan
+        tasks = ", ".join(find_task(name).name for name in plan.tasks)
+        return f"{len(plan.rows)} row{'s' if len(plan.rows) > 1 else ''} on {tasks}; {plan.kind}, seeds {', '.join(map(str, plan.seeds))}"
 
     def lines(self) -> list[str]:
-        """All trials, a line each."""
+        """All trials, a line each, what may come on top, and what is tested."""
         tuning = [
-            f"tune    {trial.row} on {trial.task}, seed {trial.seed}, rate {trial.learning_rate:g}, {trial.steps} steps"
+            f"tune    {cell.row} on {cell.asked}, seed {trial.seed}, rate {trial.learning_rate:g}, {trial.steps} steps"
             for cell in self.unrated
             for trial in self.grid(cell)
         ]
         reporting = [
-            f"report  {trial.row} on {trial.task}, seed {trial.seed}, {trial.steps} steps"
+            f"{'extra ' if cell in self.plan.extras else 'report'}  {cell.row} on {cell.asked}, seed {trial.seed}, "
+            f"{f'rate {trial.learning_rate:g}' if trial.learning_rate else 'the rate so chosen'}, {trial.steps} steps"
             for cell in self.cells
             for trial in self.reporting(cell)
         ]
-        return tuning + reporting
+        corpora = [
+            f"text    {task.corpus.source}, {task.corpus.bytes} bytes, sha256 {task.corpus.sha256[:16]}…"
+            for task in map(find_task, self.plan.tasks)
+            if task.corpus is not None
+        ]
+        raised = [cell for cell in self.cells if self.may_be_raised(cell)]
+        total = f"{len(tuning) + len(reporting)} trials on {self.plan.kind} models"
+        if raised:
+            total += (
+                f"; at most {sum(len(self.reporting(cell)) for cell in raised)} more, of twice the steps, for what does not fit"
+            )
+        pairs = ", ".join(f"{a} and {b}" for a, b in self.plan.preset.contrasts)
+        tested = [f"tested on each task, by a rank test with Holm's correction: {pairs}"] if pairs else []
+        return [self.summary, *corpora, *tuning, *reporting, total, *tested]
 
 
 class Session:
@@ -97,10 +120,11 @@ class Session:
         """Measure speed alone, then train everything that is not yet in the results folder; return the report."""
         began = time.perf_counter()
         measured = self._speed() if speed else []
+        agenda = self._agenda
+        self._take_rates()
         with Workers(self._workers) as workers:
             self._forecast(workers)
             self._choose_rates(workers)
-            agenda = self._agenda
             self._train(workers, "training", [t for cell in agenda.cells for t in agenda.reporting(cell)])
             factors = self._raise_budgets(workers)
         records = {cell: [self._results.records[t.key] for t in agenda.reporting(cell, factors[cell])] for cell in agenda.cells}
@@ -110,31 +134,50 @@ class Session:
     def _speed(self) -> list[dict[str, Any]]:
         self._display.begin("measuring speed and memory", REPEATS)
         try:
-            return measure_speed(self._plan.rows, lambda repeats: self._display.advance(repeats))
+            return measure_speed(self._plan.rows, self._plan.kind, lambda repeats: self._display.advance(repeats))
         finally:
             self._display.end()
 
     def _forecast(self, workers: Workers) -> None:
-        """Time a few steps of two rows per task, as busy as the run will be, and say how long it will take."""
-        rows = dict.fromkeys([self._plan.rows[0], self._plan.rows[-1]])
-        timed: dict[str, list[dict[str, Any]]] = {task: [] for task in self._plan.tasks}
-        probes = [
-            Trial(row, task, _CALIBRATION_SEED, 1e-3, min(_CALIBRATION_STEPS, self._plan.steps_of(task)))
-            for task in self._plan.tasks
-            for row in rows
-        ]
+        """Time a few steps and the tests of every cell with open trials, as busy as the run will be, and say how long it takes."""
+        trials = {cell: self._open(self._sure_trials(cell)) for cell in self._agenda.cells}
+        waiting = [cell for cell, open_trials in trials.items() if open_trials]
+        if not waiting:
+            self._display.note("forecast: everything is in the results folder; nothing is left to train but what may not fit")
+            return
+        probes = {
+            cell.trial(_CALIBRATION_SEED, 1e-3, min(_CALIBRATION_STEPS, self._plan.steps_of(cell.task))): cell
+            for cell in waiting
+        }
+        cells, timed = {probe.key: cell for probe, cell in probes.items()}, {}
         self._display.begin("timing a few steps", len(probes))
+
+        def finished(record: dict[str, Any]) -> None:
+            timed[cells[record["key"]]] = record
+            self._display.advance(len(timed))
+
         try:
-            workers.run(probes, finished=lambda record: timed[record["task"]].append(record))
+            workers.run(probes, finished=finished)
         finally:
             self._display.end()
-        seconds = sum(_forecast_trial(trial, timed[trial.task]) for trial in self._open(self._sure_trials()))
-        self._display.note(f"forecast: about {max(seconds / self._workers / 60, 0.1):.1f} minutes of training")
+        sure = sum(_seconds(trial.steps, timed[cell]) for cell in waiting for trial in trials[cell])
+        raised = sum(
+            _seconds(2 * trial.steps, timed[cell])
+            for cell in waiting
+            if self._agenda.may_be_raised(cell)
+            for trial in self._agenda.reporting(cell)
+        )
+        expected = max(sure / self._workers / 60, 0.1)
+        count = sum(map(len, trials.values()))
+        text = f"forecast: about {expected:.1f} minutes (± {_PRECISION:.0%}) of training for {count} trials"
+        if raised:
+            most = (sure + raised) / self._workers / 60
+            text += f"; up to {most:.1f} if nothing fits at once and all is trained again with twice the steps"
+        self._display.note(text)
 
-    def _sure_trials(self) -> list[Trial]:
+    def _sure_trials(self, cell: Cell) -> list[Trial]:
         agenda = self._agenda
-        tuning = [trial for cell in agenda.unrated for trial in agenda.grid(cell)]
-        return tuning + [trial for cell in agenda.cells for trial in agenda.reporting(cell)]
+        return [*(agenda.grid(cell) if cell in agenda.unrated else []), *agenda.reporting(cell)]
 
     def _open(self, trials: Sequence[Trial]) -> list[Trial]:
         return [trial for trial in dict.fromkeys(trials) if trial.key not in self._results]
@@ -160,7 +203,9 @@ class Session:
             self._results.add(record)
             done += 1
             steps[record["key"]] = record["steps"]
-            advance(f"{done}/{len(todo)} trials, last {record['row']} on {record['task']}, seed {record['seed']}")
+            advance(
+                f"{done}/{len(todo)} trials, last {record['row']} on {Cell(record['row'], record['task'], record['kind']).asked}, seed {record['seed']}"
+            )
 
         self._display.begin(title, sum(trial.steps for trial in todo))
         try:
@@ -169,25 +214,28 @@ class Session:
             self._display.end()
 
     def _choose_rates(self, workers: Workers) -> None:
-        agenda = self._agenda
-        unrated = agenda.unrated
-        self._train(workers, "choosing learning rates", [trial for cell in unrated for trial in agenda.grid(cell)])
-        for cell in unrated:
-            agenda.rates[cell] = rates.choose(self._results.records[trial.key] for trial in agenda.grid(cell))
+        grids = [trial for cell in self._agenda.unrated for trial in self._agenda.grid(cell)]
+        self._train(workers, "choosing learning rates", grids)
+        self._take_rates()
+
+    def _take_rates(self) -> None:
+        """The rates whose whole grid is in the results folder."""
+        for cell in self._agenda.unrated:
+            grid = self._agenda.grid(cell)
+            if not self._open(grid):
+                self._agenda.rates[cell] = rates.choose(self._results.records[trial.key] for trial in grid)
 
     def _raise_budgets(self, workers: Workers) -> dict[Cell, int]:
         """Train again, with twice the steps, what did not fit in range; the factor of each cell."""
         factors = dict.fromkeys(self._agenda.cells, 1)
-        if not self._plan.preset.raises_budget:
-            return factors
-        short = [cell for cell in self._agenda.cells if not self._fits(cell)]
+        short = [cell for cell in self._agenda.cells if self._agenda.may_be_raised(cell) and not self._fits(cell)]
         self._train(
             workers, "raising the budget of what did not fit", [t for cell in short for t in self._agenda.reporting(cell, 2)]
         )
         return factors | dict.fromkeys(short, 2)
 
     def _fits(self, cell: Cell) -> bool:
-        """Whether exact-match tasks fit; a loss is judged against the best row and its budget stays."""
+        """Whether every seed of an exact-match cell reaches the gate in range."""
         for trial in self._agenda.reporting(cell):
             points = [
                 (p["ratio"], p["value"]) for p in self._results.records[trial.key]["probes"] if p["measure"] == "exact match"
@@ -198,7 +246,9 @@ class Session:
         return True
 
 
-def _forecast_trial(trial: Trial, timed: Sequence[dict[str, Any]]) -> float:
-    per_step = sum(float(record["step_seconds"]) for record in timed) / len(timed)
-    testing = sum(float(record["total_seconds"] - record["train_seconds"]) for record in timed) / len(timed)
-    return trial.steps * per_step + testing
+def _seconds(steps: int, timed: dict[str, Any]) -> float:
+    """How long a trial of so many steps takes: its steps, the checks on the way and the tests at its end."""
+    exact = timed["probes"][0]["measure"] == "exact match"
+    checks = steps / CHECK_EVERY / 2 if exact else 0.0  # they end when it fits: half of them, more or less
+    testing: float = timed["total_seconds"] - timed["train_seconds"]
+    return float(steps * timed["step_seconds"] + checks * timed["check_seconds"] + testing)

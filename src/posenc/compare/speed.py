@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from statistics import median
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from posenc.attn.select import BACKENDS
+from posenc.attn.request import Request
+from posenc.attn.select import verdicts
 from posenc.compare.rows import blaming, build_encodings
+from posenc.compare.tasks.base import Kind
 from posenc.compare.trial import DIM, HEADS, LAYERS
-from posenc.core.sites import ContentScoreEncoding, ScoreEncoding
+from posenc.core.bias import DenseBias
 from posenc.core.spec import ModelShape
 from posenc.transformer import Transformer
 
@@ -23,13 +27,15 @@ WARM_UPS, REPEATS = 2, 20
 BASELINE = "nope"
 
 
-def measure_speed(rows: Sequence[str], progress: Callable[[int], None] = lambda repeats: None) -> list[dict[str, Any]]:
+def measure_speed(
+    rows: Sequence[str], kind: Kind = "decoder", progress: Callable[[int], None] = lambda repeats: None
+) -> list[dict[str, Any]]:
     """Seconds and peak bytes per row, in interleaved order so that a drifting machine touches all rows alike.
 
     Memory is the peak of what the forward and backward allocate beyond the model itself.
     """
     every = list(dict.fromkeys([BASELINE, *rows]))
-    steps = {row: _one_step(row) for row in every}
+    steps = {row: _one_step(row, kind) for row in every}
     for step in steps.values():
         for _ in range(WARM_UPS):
             step()
@@ -40,12 +46,12 @@ def measure_speed(rows: Sequence[str], progress: Callable[[int], None] = lambda 
             step()
             seconds[row].append(time.perf_counter() - began)
         progress(repeat + 1)
-    peaks = {row: _peak_bytes(_one_step(row)) for row in every}
+    peaks = {row: _peak_bytes(_one_step(row, kind)) for row in every}
     base = seconds[BASELINE]
     return [
         {
             "row": row,
-            "implementation": implementation(row),
+            "implementation": implementation(row, kind),
             "seconds": round(median(seconds[row]), 6),
             "ratio": round(median(a / b for a, b in zip(seconds[row], base, strict=True)), 3),
             "peak_bytes": peaks[row],
@@ -55,21 +61,46 @@ def measure_speed(rows: Sequence[str], progress: Callable[[int], None] = lambda 
     ]
 
 
-def implementation(row: str) -> str:
-    """The backend and form of attention that a row uses."""
-    encodings = build_encodings(row, _shape())
-    biased = any(isinstance(encoding, (ScoreEncoding, ContentScoreEncoding)) for encoding in encodings)
-    return f"{BACKENDS[0].name}, {'dense bias' if biased else 'fused causal'}"
+def implementation(row: str, kind: Kind = "decoder") -> str:
+    """The backend that attention chooses for the calls of this row's model, and the form of the bias that it gets."""
+    with _heard() as requests:
+        _one_step(row, kind)()
+    found = dict.fromkeys(f"{_chosen(request)}, {_form(request)}" for request in requests)
+    return "; ".join(found)
 
 
-def _shape() -> ModelShape:
-    return ModelShape(DIM, HEADS, HEADS, DIM // HEADS, LAYERS, max_length=LENGTH, causal=True)
+def _chosen(request: Request) -> str:
+    return next(verdict.backend for verdict in verdicts(request, "auto") if verdict.chosen)
 
 
-def _one_step(row: str) -> Callable[[], None]:
-    encodings = build_encodings(row, _shape())
+def _form(request: Request) -> str:
+    if request.bias is None:
+        return "no bias"
+    return "dense bias" if isinstance(request.bias, DenseBias) else "bias as a value"
+
+
+@contextmanager
+def _heard() -> Iterator[list[Request]]:
+    """The attention calls made inside, as they were checked: a model shows them to nobody else."""
+    module: Any = import_module("posenc.attn.attention")
+    select, requests = module.select, list[Request]()
+
+    def listening(request: Request, backend: str) -> Any:
+        requests.append(request)
+        return select(request, backend)
+
+    module.select = listening
+    try:
+        yield requests
+    finally:
+        module.select = select
+
+
+def _one_step(row: str, kind: Kind) -> Callable[[], None]:
+    shape = ModelShape(DIM, HEADS, HEADS, DIM // HEADS, LAYERS, max_length=LENGTH, causal=kind == "decoder")
+    encodings = build_encodings(row, shape)
     with blaming(row, "being built"):
-        model = Transformer(VOCABULARY, dim=DIM, layers=LAYERS, heads=HEADS, encodings=encodings)
+        model = Transformer(VOCABULARY, dim=DIM, layers=LAYERS, heads=HEADS, encodings=encodings, kind=kind)
     ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
 
     def step() -> None:

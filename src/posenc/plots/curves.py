@@ -25,6 +25,7 @@ class _Line(NamedTuple):
     means: list[float]
     low: list[float]
     high: list[float]
+    seeds: list[list[float]]
 
 
 def check_picture_path(path: Path) -> None:
@@ -49,7 +50,8 @@ def curves_picture(report: dict[str, Any], kind: str) -> bytes:
     from matplotlib.figure import Figure
 
     blocks = [(task, task["measure"]) for task in report["protocol"]["tasks"]]
-    blocks += [(task, "recall") for task in report["protocol"]["tasks"] if task["measure"] == "suffix loss"]
+    recalling = {cell["task"] for cell in report["cells"] if any(c["measure"] == "recall" for c in cell["curves"])}
+    blocks += [(task, "recall") for task in report["protocol"]["tasks"] if task["name"] in recalling]
     columns = min(_WIDEST, len(report["protocol"]["rows"]))
     rows = ceil(len(report["protocol"]["rows"]) / columns)
     height = 1.75 * rows + 0.75
@@ -82,8 +84,9 @@ def _line(cell: dict[str, Any], measure: str) -> _Line:
     points = [c for c in cell["curves"] if c["measure"] == measure and None not in c["values"]]
     values = [point["values"] for point in points]
     return _Line(
-        [p["size"] for p in points], [sum(v) / len(v) for v in values], [min(v) for v in values], [max(v) for v in values]
-    )
+        [p["size"] for p in points], [sum(v) / len(v) for v in values], [min(v) for v in values], [max(v) for v in values],
+        [list(seed) for seed in zip(*values, strict=True)],
+    )  # fmt: skip
 
 
 def _panel(axes: Any, cell: dict[str, Any], lines: Sequence[_Line], index: int, task: dict[str, Any], measure: str) -> None:
@@ -94,6 +97,8 @@ def _panel(axes: Any, cell: dict[str, Any], lines: Sequence[_Line], index: int, 
     axes.plot(own.sizes, own.means, color=colour, linewidth=2, linestyle="-" if cell["fit"] else "--", zorder=4)
     if cell["seeds"][1:]:
         axes.fill_between(own.sizes, own.low, own.high, color=colour, alpha=0.2, linewidth=0, zorder=3)
+        for seed in own.seeds:
+            axes.plot(own.sizes, seed, color=colour, linestyle="", marker=".", markersize=2.5, alpha=0.6, zorder=3)
     axes.set_title(cell["label"] if cell["fit"] else f"{cell['label']} (no fit)", fontsize=9, color=colour)
     if cell["undefined"] and own.sizes:
         axes.annotate(
@@ -111,6 +116,6 @@ def _panel(axes: Any, cell: dict[str, Any], lines: Sequence[_Line], index: int, 
 
 def _small_print(report: dict[str, Any]) -> str:
     seeds = len(report["protocol"]["seeds"])
-    spread = "one seed" if seeds == 1 else f"mean and range of {seeds} seeds"
+    spread = "one seed" if seeds == 1 else f"mean and range of {seeds} seeds, a dot each"
     environment = report["environment"]
     return f"{spread}; dotted: trained to here; grey: the other rows.  posenc {environment['posenc']}, torch {environment['torch']}"

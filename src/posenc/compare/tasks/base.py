@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+Kind = Literal["decoder", "encoder"]
 IGNORED = -100
 """The target of a token that is not scored."""
 
@@ -36,6 +37,14 @@ class Probe(NamedTuple):
     batch: Batch
 
 
+class Corpus(NamedTuple):
+    """The text that a task is made from."""
+
+    source: str
+    bytes: int
+    sha256: str
+
+
 class Task(ABC):
     """A source of training batches and of probes.
 
@@ -53,6 +62,10 @@ class Task(ABC):
     steps: ClassVar[int]
     """Training steps of the standard preset."""
     score: ClassVar[str]
+    kinds: ClassVar[tuple[Kind, ...]] = ("decoder",)
+    """Which models can be asked: an encoder sees what a language model is to predict."""
+    corpus: Corpus | None = None
+    """``None`` for what is generated."""
 
     @abstractmethod
     def train_batch(self, size: int, generator: torch.Generator) -> Batch:
