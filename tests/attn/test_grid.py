@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
-from posenc import ScoreBias, ScoreEncoding, SlopeBias
+from posenc import ScoreEncoding
+from posenc.attn import select
+from posenc.attn.backends.base import Backend
+from posenc.attn.backends.reference import Reference
+from posenc.attn.request import Request
 from posenc.attn.select import BACKENDS
 from posenc.catalog import CATALOG, load_encoding
 from posenc.core.sites import ContentScoreEncoding
@@ -33,22 +39,23 @@ def test_every_backend_agrees_or_refuses(name: str) -> None:
         assert served[backend] == len(SCENES) - len(undefined)
 
 
-class HalfSlope(ScoreEncoding):
-    """A bias that a backend may get wrong: its two forms disagree."""
+class Deaf(Backend):
+    """Leaves the bias out."""
 
-    spec = load_encoding("alibi").spec
+    name = "deaf"
 
-    def forward(self) -> ScoreBias:
-        slopes = torch.full((4,), 0.5 + 0.25 * HalfSlope.calls)
-        HalfSlope.calls += 1
-        return SlopeBias(slopes, -slopes)
+    def refusal(self, request: Request) -> str | None:
+        return None
 
-    calls = 0
+    def run(self, request: Request) -> Tensor:
+        return Reference().run(replace(request, bias=None))
 
 
-def test_a_disagreement_is_found() -> None:
-    cells = list(backend_grid({"half": lambda shape: [HalfSlope()]}, scenes=["causal"], backends=["sdpa"]))
-    assert [cell.agrees for cell in cells] == [False]
+def test_a_disagreement_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "BACKENDS", (*BACKENDS, Deaf()))
+    for name in ("alibi", "shaw"):
+        for cell in backend_grid({name: load_encoding(name).spec.build}, backends=["deaf", "sdpa"]):
+            assert cell.agrees == (cell.backend == "sdpa"), cell
 
 
 def test_names_are_those_of_the_backends() -> None:
