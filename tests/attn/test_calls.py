@@ -545,3 +545,38 @@ def test_a_slope_may_need_a_gradient_on_every_backend() -> None:
     assert bool((grads[0] != 0).all())
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(grads[0], grads[2], rtol=1e-4, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------- torch's fused kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_a_scale_that_is_not_above_zero(scale: float, dtype: torch.dtype) -> None:
+    """torch's causal kernel for the CPU hides before it scales, and minus infinity would change its sign."""
+    q, k, v = (torch.randn(1, 2, 9, 8).to(dtype) for _ in range(3))
+    for mask in (CAUSAL, FULL):
+        exact = attention(*(x.double() for x in (q, k, v)), mask=mask, scale=scale, backend="reference")
+        out = attention(q, k, v, mask=mask, scale=scale, backend="sdpa")
+        assert float((out - exact).abs().max()) <= 4 * torch.finfo(dtype).eps * float(v.abs().max())
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blockwise"])
+def test_rows_whose_first_keys_are_all_hidden(backend: str) -> None:
+    """Fused kernels walk over keys in blocks; the first blocks of these rows hold nothing."""
+    q, k, v = (torch.randn(1, 2, 1300, 8, requires_grad=True) for _ in range(3))
+    results = []
+    for name in (backend, "reference"):
+        out = attention(q, k, v, mask=CAUSAL & window(3), bias=ALiBi(2)(), backend=name)
+        results.append((out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    for one, other in zip(*results, strict=True):  # three keys a row: a few dozen roundings of 2⁻²⁴
+        assert float((one - other).abs().max()) <= 1e-5 * float(other.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_that_need_a_gradient_keep_their_dtype(dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(1, 2, 9, 8).to(dtype).requires_grad_() for _ in range(3))
+    for bias in (None, ALiBi(2)()):
+        out = attention(q, k, v, mask=CAUSAL, bias=bias)
+        assert out.dtype == dtype
+        assert all(grad.dtype == dtype for grad in torch.autograd.grad(out.sum(), (q, k, v)))

@@ -87,6 +87,23 @@ MASKS = {
 }
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        *MASKS.values(),
+        CAUSAL & same_segment(torch.tensor([[0, 0, 1], [2, -1, 2]])),
+        visible(torch.tensor([[1, 0, 2]]), torch.tensor([2, 0, 1]), window=2)
+        | same_segment(torch.tensor([[0, 0, 1], [1, 1, 0]])),
+    ],
+)
+def test_entry_by_entry_is_the_whole(mask):
+    whole = allowed(mask, 3).expand(2, 3, 3)
+    index = torch.cartesian_prod(*(torch.arange(n) for n in (2, 3, 3)))
+    assert torch.equal(torch.stack([mask.sees(b, q, k, 3, 3) for b, q, k in index]).reshape(2, 3, 3), whole)
+    rows, columns = torch.arange(1, 3)[:, None], torch.arange(2)[None, :]
+    assert torch.equal(mask.sees(..., rows, columns, 3, 3).expand(2, 2, 2), whole[:, 1:, :2])
+
+
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize(("q", "k"), [(3, 3), (1, 3), (3, 1), (1, 1), (3, 0)])
 def test_static_facts_are_true(mask, q, k):

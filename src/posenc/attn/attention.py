@@ -38,7 +38,9 @@ def attention(
             take it.
         k_positions: ``None`` with positions given says that q and k are the same tokens.
         scale: the softmax scale, 1/√dim when ``None``.
-        backend: ``"auto"``, ``"sdpa"`` or ``"reference"``; a named one never falls back. `posenc.explain` says why.
+        backend: ``"auto"``, or one by name, which never falls back: ``"sdpa"``; ``"channels"`` (ALiBi and forget gates without a
+            mask); ``"varlen"`` (packed documents); ``"blockwise"`` (long sequences, no second derivative); ``"flex"``;
+            ``"reference"``. `posenc.explain` says which one serves a call, and why.
 
     Shape:
         q: ``[batch, heads, q, dim]``; k: ``[batch, kv_heads, k, dim]``; v: ``[batch, kv_heads, k, v_dim]``, heads a

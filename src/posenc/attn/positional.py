@@ -84,7 +84,7 @@ def positional_attention(
     keys = _Keys(k, v, k_tokens.positions)
     if cache is not None:
         cache.check_mask(mask)
-        _check_before_append(q, k, v, encodings, prepared, backend)
+        _check_before_append(q, k, v, encodings, tokens, k_tokens, prepared, cache, mask, backend)
         all_k, all_v, all_tokens = cache.append(k, v, k_tokens)
         keys = _Keys(all_k, all_v, all_tokens.positions)
     terms = _biases(q, keys, encodings, tokens.positions, prepared, cache, x, mask)
@@ -136,14 +136,38 @@ def _transformed(encoding: QKEncoding, q: Tensor, k: Tensor, prepared: Prepared)
 
 
 def _check_before_append(
-    q: Tensor, k: Tensor, v: Tensor, encodings: Sequence[Encoding], prepared: Prepared, backend: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encodings: Sequence[Encoding],
+    tokens: Tokens,
+    k_tokens: Tokens,
+    prepared: Prepared,
+    cache: Cache,
+    mask: Mask,
+    backend: str,
 ) -> None:
     """Refuse now what attention would refuse later, so that a refused call leaves the cache as it was."""
-    request = make_request(q, k, v, mask=FULL, bias=None, positions=None, k_positions=None, scale=None, dropout_p=0.0)
+    make_request(q, k, v, mask=FULL, bias=None, positions=None, k_positions=None, scale=None, dropout_p=0.0)
+    terms = [prepared[encoding] for encoding in encodings if isinstance(encoding, ScoreEncoding)]
+    for term in terms:
+        check_heads(term, q.shape[1])
+    if any(isinstance(encoding, ContentScoreEncoding) for encoding in encodings):
+        return  # what content adds, and which backends take it, is known with all keys only
+    _, keys = cache.place(k_tokens)
+    row = k.new_zeros(()).expand(k.shape[0], k.shape[1], keys.length, 1)  # all keys to look at, without their memory
+    request = make_request(
+        q,
+        row.expand(-1, -1, -1, k.shape[-1]),
+        row.expand(-1, -1, -1, v.shape[-1]),
+        mask=mask,
+        bias=reduce(add, terms) if terms else None,
+        positions=tokens.positions if terms else None,
+        k_positions=keys.positions if terms else None,
+        scale=None,
+        dropout_p=0.0,
+    )
     select(request, backend)
-    for encoding in encodings:
-        if isinstance(encoding, ScoreEncoding):
-            check_heads(prepared[encoding], q.shape[1])
 
 
 def _biases(

@@ -46,7 +46,7 @@ def measure_speed(
             step()
             seconds[row].append(time.perf_counter() - began)
         progress(repeat + 1)
-    peaks = {row: _peak_bytes(_one_step(row, kind)) for row in every}
+    peaks = {row: peak_bytes(_one_step(row, kind)) for row in every}
     base = seconds[BASELINE]
     return [
         {
@@ -111,7 +111,7 @@ def _one_step(row: str, kind: Kind) -> Callable[[], None]:
     return step
 
 
-def _peak_bytes(step: Callable[[], None]) -> int:
+def peak_bytes(step: Callable[[], None]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler greets on stderr, through the progress bars
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         step()

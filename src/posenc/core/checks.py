@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 
-def _readable(tensor: Tensor) -> bool:
+def readable(tensor: Tensor) -> bool:
     """Whether the values can be read on the host now, for free."""
     return (
         tensor.device.type == "cpu"
@@ -40,7 +40,7 @@ def check_values(valid: Tensor, message: Callable[[], str]) -> None:
     asynchronous assertion with the same rule, so that nothing waits for the device; tensors without values (meta,
     fake, functorch-wrapped) are not checked.
     """
-    if _readable(valid):
+    if readable(valid):
         if not bool(valid.all()):
             raise ValueError(message())
     elif torch.compiler.is_compiling() or valid.device.type not in ("cpu", "meta"):

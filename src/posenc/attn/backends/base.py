@@ -26,7 +26,7 @@ class Backend(ABC):
         """Why this backend cannot serve a request, in one sentence, or ``None``. Reads static facts only."""
 
     def hesitation(self, request: Request) -> str | None:
-        """Why ``"auto"`` passes it over although it could serve the request, or ``None``. Reads static facts only."""
+        """Why ``"auto"`` passes it over although it could serve the request, or ``None``. Never waits for a device."""
         return None
 
     @abstractmethod

@@ -6,9 +6,11 @@ from typing import final
 
 from torch import Tensor
 
-from posenc.attn.backends.base import Backend, without_autocast
-from posenc.attn.backends.fused import fused_causal, no_channels, with_channels
+from posenc.attn.backends.base import Backend
+from posenc.attn.backends.fused import fused_attention
+from posenc.attn.backends.key_channels import no_channels, too_far, with_channels
 from posenc.attn.request import Request
+from posenc.core.autocast import without_autocast
 from posenc.core.mask import CAUSAL
 
 
@@ -32,9 +34,9 @@ class Channels(Backend):
         return no_channels(request)
 
     def hesitation(self, request: Request) -> str | None:
-        return None if request.q.device.type == "cpu" else "its speed and error are measured on the CPU alone"
+        return too_far(request) if request.q.device.type == "cpu" else "its speed and error are measured on the CPU alone"
 
     def run(self, request: Request) -> Tensor:
         with without_autocast(request.q.device):
             q, k = with_channels(request)
-            return fused_causal(q, k, request.v, scale=request.scale, dropout_p=request.dropout_p)
+            return fused_attention(q, k, request.v, causal=True, scale=request.scale, dropout_p=request.dropout_p)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
-from typing import TypeVar, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 from torch.library import Library, register_fake
+from torch.nn.functional import pad
 
 from posenc.attn.backends.base import Backend, dense_terms, without_autocast
 from posenc.attn.request import Request
 from posenc.core.bias import FormulaBias, ScoreBias, SumBias, score_mod
 
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+_BLOCK = 128
+_NARROW = 24
 _NARROWEST = 16
 """Channels, of torch's kernel on CUDA."""
 
@@ -26,10 +32,12 @@ Value = TypeVar("Value")
 class Flex(Backend):
     """`torch.nn.attention.flex_attention`: the bias entry by entry inside the kernel, blocks that nobody sees skipped.
 
-    Whether it is fused is the caller's choice, as with flex_attention itself: under `torch.compile` of the function that
-    calls `attention` it is one kernel that holds no q × k matrix, and compiling takes some ten seconds for each kind of
-    bias and mask; called eagerly it writes all scores out, and torch warns once. Training needs CUDA: there is no
-    backward on the CPU. All that is said of CUDA here is unverified until it has run there.
+    Whether it is fused is the caller's choice, as with flex_attention itself. Under `torch.compile` of the function that calls
+    `attention` no scores are written out, only, on the CPU, a byte per pair of the mask; compiling takes some ten seconds
+    for each kind of bias and mask. Called eagerly it writes all scores out, and torch warns once.
+
+    Training needs CUDA: there is no backward on the CPU. What is said of CUDA is unverified until it has run there. In
+    compiled calls on the CPU a key that is no finite number makes every row NaN, hidden or not.
     """
 
     name = "flex"
@@ -67,7 +75,7 @@ class Flex(Backend):
         return "torch calls it a prototype, and it is slow where the call is not compiled"
 
     def run(self, request: Request) -> Tensor:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # not with `import posenc`
+        from torch.nn.attention.flex_attention import flex_attention  # not with `import posenc`
 
         q, k, v = request.q, request.k, request.v
         if not torch.is_grad_enabled():
@@ -79,23 +87,31 @@ class Flex(Backend):
                 given, mask=_map(hold, given.mask), bias=_map(hold, given.bias),
                 positions=_map(hold, given.positions), k_positions=_map(hold, given.k_positions),
             )  # fmt: skip
-            blocks = None
+            allowed = blocks = None
             if not request.mask.sees_all(request.q_length, request.k_length):
-                batch = q.shape[0] if _by_row(request) else None
-                blocks = create_block_mask(_rule(request), batch, None, request.q_length, request.k_length, device=q.device)
-            if _compiled_on_cpu(q):
-                v = v + _nan_of(k)
+                allowed = _finished(request.mask.allowed(request.q_length, request.k_length, device=q.device))
+                blocks = _blocks(request, allowed)
+            cpu = _compiled_on_cpu(q)
             out = flex_attention(
-                q, k, v, score_mod=_modify(request), block_mask=blocks, scale=request.scale, enable_gqa=request.grouped
-            )
+                _wide(q) if cpu else q, _wide(k) if cpu else k, v + _nan_of(k) if cpu else v,
+                score_mod=_modify(request), block_mask=blocks, scale=request.scale, enable_gqa=request.grouped,
+            )  # fmt: skip
             assert isinstance(out, Tensor)
-            if _compiled_on_cpu(q):
+            if cpu:
                 out = _finished(out) + _nan_of(q)
-            return _zero_where_blind(out, request)
+            if allowed is None or request.mask.sees_itself(request.q_length, request.k_length):
+                return out
+            sees = allowed.any(-1)[..., None, :, None]
+            return torch.where(sees, out, 0.0)  # torch's kernels for decoding divide by zero in a row that sees nothing
 
 
 def _compiled_on_cpu(q: Tensor) -> bool:
     return torch.compiler.is_compiling() and q.device.type == "cpu"
+
+
+def _wide(x: Tensor) -> Tensor:
+    """With channels of zeros where there are few: below 24, torch 2.13 reads eight keys past the last and keeps their scores."""
+    return pad(x, (0, max(0, _NARROW - x.shape[-1])))
 
 
 def _nan_of(x: Tensor) -> Tensor:
@@ -115,21 +131,27 @@ def _modify(request: Request) -> Modify | None:
     return modify
 
 
-def _rule(request: Request) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def _blocks(request: Request, allowed: Tensor) -> BlockMask:
+    """The blocks of queries and keys in which anyone sees anything, the wholly seen ones apart.
+
+    As torch's create_block_mask, which maps the rule over every pair where `Mask.allowed` is at hand.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
     mask, q_length, k_length = request.mask, request.q_length, request.k_length
-    return lambda b, h, q, k: mask.sees(b, q, k, q_length, k_length)
+    whole = pad(allowed, (0, -k_length % _BLOCK, 0, -q_length % _BLOCK))
+    tiles = whole.unflatten(-1, (-1, _BLOCK)).unflatten(-3, (-1, _BLOCK))  # [*batch, rows, BLOCK, columns, BLOCK]
+    some, every = tiles.any(-1).any(-2), tiles.all(-1).all(-2)
+    return BlockMask.from_kv_blocks(
+        *_in_order(some & ~every), *_in_order(every), BLOCK_SIZE=_BLOCK,
+        mask_mod=lambda b, h, q, k: mask.sees(b, q, k, q_length, k_length), seq_lengths=(q_length, k_length),
+    )  # fmt: skip
 
 
-def _by_row(request: Request) -> bool:
-    return any(tensor.ndim > 1 and tensor.shape[0] > 1 for tensor in request.mask.tensors())
-
-
-def _zero_where_blind(out: Tensor, request: Request) -> Tensor:
-    """Zeros for queries that see nothing; torch's kernels for decoding divide by zero there."""
-    if request.mask.sees_itself(request.q_length, request.k_length):
-        return out
-    sees = request.mask.allowed(request.q_length, request.k_length, device=out.device).any(-1)
-    return torch.where(sees[..., None, :, None], out, 0.0)
+def _in_order(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of keys each block of queries has, and which, those first: ``[batch, 1, rows]`` and one axis more."""
+    wanted = (blocks if blocks.ndim > 2 else blocks[None]).unsqueeze(1).to(torch.int32)
+    return wanted.sum(-1, dtype=torch.int32), wanted.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
 
 def _terms(bias: ScoreBias | None) -> Iterator[ScoreBias]:
@@ -150,8 +172,8 @@ def _hold(device: torch.device) -> Callable[[Tensor], Tensor]:
 def _finished(tensor: Tensor) -> Tensor:
     """A tensor that the CPU's compiler takes as it is.
 
-    Around flex_attention torch 2.13 fails there on what it could fuse: on captured tensors that are not in memory yet, and on
-    arithmetic that follows.
+    Around flex_attention torch 2.13 fails there on what it could fuse: on captured tensors that are not in memory yet, on
+    arithmetic that follows, on counting the blocks of a mask while it is made.
     """
     if _compiled_on_cpu(tensor):
         return torch.ops.posenc.finished(tensor)  # type: ignore[no-any-return]

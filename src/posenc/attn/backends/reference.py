@@ -7,8 +7,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from posenc.attn.backends.base import Backend, dense_terms, without_autocast
+from posenc.attn.backends.base import Backend, dense_terms
 from posenc.attn.request import Request
+from posenc.core.autocast import without_autocast
 
 
 @final

@@ -6,10 +6,11 @@ from typing import final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from posenc.attn.backends.base import Backend, dense_terms, without_autocast
+from posenc.attn.backends.base import Backend, dense_terms
+from posenc.attn.backends.fused import fused_attention
 from posenc.attn.request import Request
+from posenc.core.autocast import without_autocast
 from posenc.core.mask import CAUSAL
 
 
@@ -28,25 +29,15 @@ class SDPA(Backend):
         return None
 
     def run(self, request: Request) -> Tensor:
-        if request.bias is None and request.mask == CAUSAL and request.q_length == request.k_length:
-            return self._call(request, None, is_causal=True)
-        dtype = torch.float64 if request.q.dtype == torch.float64 else torch.float32
-        terms = dense_terms(request, dtype)
-        mask = terms.allowed
-        if terms.bias is not None:
-            mask = terms.bias if mask is None else terms.bias.masked_fill(~mask, float("-inf"))
-        out = self._call(request, mask)
-        return out if terms.sees is None else torch.where(terms.sees, out, 0.0)
-
-    def _call(self, request: Request, mask: Tensor | None, *, is_causal: bool = False) -> Tensor:
+        scale, dropout_p = request.scale, request.dropout_p
         with without_autocast(request.q.device):
-            return scaled_dot_product_attention(
-                request.q,
-                request.k,
-                request.v,
-                attn_mask=mask,
-                dropout_p=request.dropout_p,
-                is_causal=is_causal,
-                scale=request.scale,
-                enable_gqa=request.grouped,
-            )
+            if request.bias is None and request.mask == CAUSAL and request.q_length == request.k_length:
+                return fused_attention(request.q, request.k, request.v, causal=True, scale=scale, dropout_p=dropout_p)
+            terms = dense_terms(request, torch.float64 if request.q.dtype == torch.float64 else torch.float32)
+            mask = terms.allowed
+            if terms.bias is not None:
+                mask = terms.bias if mask is None else terms.bias.masked_fill(~mask, float("-inf"))
+            if mask is not None and mask.ndim == 3:
+                mask = mask[None]
+            out = fused_attention(request.q, request.k, request.v, mask, scale=scale, dropout_p=dropout_p)
+            return out if terms.sees is None else torch.where(terms.sees, out, 0.0)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import final
 
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad
 
-from posenc.attn.backends.base import Backend, without_autocast
-from posenc.attn.backends.fused import TILE, channels, filled, fused_causal, no_channels, with_channels
+from posenc.attn.backends.base import Backend
+from posenc.attn.backends.fused import filled, fused_attention
+from posenc.attn.backends.key_channels import TILE, channels, no_channels, too_far, with_channels
 from posenc.attn.request import Request
-from posenc.core.checks import _readable
+from posenc.core.autocast import without_autocast
+from posenc.core.checks import readable
 from posenc.core.mask import CAUSAL, All, SameSegment
 from posenc.core.tokens import PADDING
 
@@ -44,7 +46,7 @@ class Varlen(Backend):
             return reason
         device = request.q.device.type
         if device == "cpu":
-            return None if _readable(segments) else "boundaries between documents cannot be read while a graph is captured"
+            return None if readable(segments) else "boundaries between documents cannot be read while a graph is captured"
         return _no_kernel(request) if device == "cuda" else f"there is no kernel for {device}"
 
     def hesitation(self, request: Request) -> str | None:
@@ -52,7 +54,7 @@ class Varlen(Backend):
             return "its speed and error are measured on the CPU alone"
         if request.q_length < _SHORT:
             return f"below {_SHORT} tokens a dense mask costs less than a call per document"
-        return None
+        return None if request.bias is None else too_far(request)
 
     def run(self, request: Request) -> Tensor:
         segments = _segments(request)
@@ -66,10 +68,11 @@ class Varlen(Backend):
             if q.device.type != "cpu" or not bool((order[:, 1:] > order[:, :-1]).all()):
                 tokens = (order + length * torch.arange(batch, device=q.device)[:, None]).flatten()
             segments = segments.gather(-1, order)
-            flat = [_flatten(x, tokens) for x in (q, k, request.v)]
-            out = (_one_by_one if q.device.type == "cpu" else _at_once)(*flat, segments, request)
+            q, k, v = (_flatten(x, tokens) for x in (q, k, request.v))
+            attend = _one_by_one if q.device.type == "cpu" else _at_once
+            out = attend(q, k, v, segments, request)
             out = out if tokens is None else out.index_select(0, tokens.argsort())
-            return out.unflatten(0, (batch, length)).transpose(1, 2)
+            return out.reshape(batch, length, *out.shape[1:]).transpose(1, 2)
 
 
 def _segments(request: Request) -> Tensor | None:
@@ -82,6 +85,8 @@ def _segments(request: Request) -> Tensor | None:
 
 
 def _no_kernel(request: Request) -> str | None:
+    if find_spec("torch.nn.attention.varlen") is None:
+        return f"torch {torch.__version__} has no variable-length attention; 2.10 has"
     if request.q.dtype not in (torch.bfloat16, torch.float16):
         return f"torch's kernel takes bfloat16 and float16, not {request.q.dtype}"
     if max(request.q.shape[-1] + channels(request), request.v.shape[-1]) > _WIDEST:
@@ -122,21 +127,26 @@ def _one_by_one(q: Tensor, k: Tensor, v: Tensor, segments: Tensor, request: Requ
             out.append(document[0][..., :0].sum(-1, keepdim=True).expand(-1, -1, v.shape[-1]))
         else:
             q_, k_, v_ = (x.transpose(0, 1)[None] for x in document)
-            out.append(fused_causal(q_, k_, v_, scale=request.scale, dropout_p=request.dropout_p)[0].transpose(0, 1))
+            whole = fused_attention(q_, k_, v_, causal=True, scale=request.scale, dropout_p=request.dropout_p)
+            out.append(whole[0].transpose(0, 1))
     return torch.cat(out)
 
 
 def _at_once(q: Tensor, k: Tensor, v: Tensor, segments: Tensor, request: Request) -> Tensor:
     """``[tokens, heads, v_dim]``, a call for all documents. Padding stands alone, token by token; as many documents as
     tokens could come, so the edges end in empty ones."""
+    from torch.nn.attention.varlen import varlen_attn  # heavy, and for CUDA alone
+
     hidden, total = (segments == PADDING).flatten(), q.shape[0]
     edges = torch.where(_firsts(segments) | hidden, torch.arange(total, device=q.device), total).sort().values
     edges = pad(edges, (0, 1), value=total).to(torch.int32)
     width = max(q.shape[-1], v.shape[-1])
     width += -width % TILE
+    q, k, wide_v = (filled(x, width) for x in (q, k, v))
+    longest, causal = segments.shape[-1], (-1, 0)
     out = varlen_attn(
-        *(filled(x, width) for x in (q, k, v)), edges, edges, segments.shape[-1], segments.shape[-1],
-        scale=request.scale, window_size=(-1, 0), enable_gqa=q.shape[1] != k.shape[1],
+        q, k, wide_v, edges, edges, longest, longest,
+        scale=request.scale, window_size=causal, enable_gqa=q.shape[1] != k.shape[1],
     )  # fmt: skip
     assert isinstance(out, Tensor)
     return out[..., : v.shape[-1]].masked_fill(hidden[:, None, None], 0.0)
