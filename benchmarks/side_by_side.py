@@ -39,11 +39,11 @@ class Target:
     at_most: float
 
 
-def measure(runs: Mapping[str, Run], rounds: int, repeats: int) -> Seconds:
+def measure(runs: Mapping[str, Run], rounds: int, repeats: int, warm_ups: int = 2) -> Seconds:
     """Seconds of each contestant in each round, orders drawn anew."""
     for run in runs.values():
-        run()  # compile, allocate, warm up
-        run()
+        for _ in range(warm_ups):
+            run()  # compile, allocate
     seconds: Seconds = {name: [] for name in runs}
     order, draw = list(runs), random.Random(0)
     gc.disable()
@@ -51,6 +51,7 @@ def measure(runs: Mapping[str, Run], rounds: int, repeats: int) -> Seconds:
         draw.shuffle(order)
         for name in order:
             run = runs[name]
+            gc.collect()
             start = time.perf_counter()
             for _ in range(repeats):
                 run()

@@ -414,6 +414,7 @@ def score_mod(bias: ScoreBias, positions: Tensor, k_positions: Tensor | None = N
     positions, keys = _places(bias, positions, k_positions, "score_mod")
 
     def modified(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        score = score.to(torch.promote_types(score.dtype, torch.float32))  # half a bias would be rounded
         return score + bias.evaluate(Entry(positions, keys, b=b, h=h, q=q, k=k)).to(score.dtype)
 
     return modified

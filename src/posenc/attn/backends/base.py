@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from posenc.attn.request import Request
-from posenc.core.autocast import without_autocast as without_autocast
 from posenc.core.bias import materialize
 from posenc.errors import ShapeError
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import final
 
+import torch
 from torch import Tensor
 
 from posenc.attn.backends.base import Backend
@@ -12,6 +15,9 @@ from posenc.attn.backends.key_channels import no_channels, too_far, with_channel
 from posenc.attn.request import Request
 from posenc.core.autocast import without_autocast
 from posenc.core.mask import CAUSAL
+
+_LONG = 1024
+"""Tokens, from which a second call costs nothing that can be seen."""
 
 
 @final
@@ -38,5 +44,21 @@ class Channels(Backend):
 
     def run(self, request: Request) -> Tensor:
         with without_autocast(request.q.device):
-            q, k = with_channels(request)
-            return fused_attention(q, k, request.v, causal=True, scale=request.scale, dropout_p=request.dropout_p)
+            return torch.cat([_attend(some) for some in _portions(request)], dim=1)
+
+
+def _attend(request: Request) -> Tensor:
+    q, k = with_channels(request)
+    return fused_attention(q, k, request.v, causal=True, scale=request.scale, dropout_p=request.dropout_p)
+
+
+def _portions(request: Request) -> Iterator[Request]:
+    """Half the key heads of a long sequence at a time: wider copies of q, k and v then take half the memory."""
+    kv_heads, share = request.k.shape[1], request.q.shape[1] // request.k.shape[1]
+    some = kv_heads if request.k_length < _LONG else -(-kv_heads // 2)
+    for first in range(0, kv_heads, some):
+        heads, queries = slice(first, first + some), slice(first * share, (first + some) * share)
+        bias = request.bias
+        if bias is not None and bias.heads > 1:
+            bias = bias.slice_heads(queries)
+        yield replace(request, q=request.q[:, queries], k=request.k[:, heads], v=request.v[:, heads], bias=bias)

@@ -12,8 +12,9 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.library import Library, register_fake
 from torch.nn.functional import pad
 
-from posenc.attn.backends.base import Backend, dense_terms, without_autocast
+from posenc.attn.backends.base import Backend, dense_terms
 from posenc.attn.request import Request
+from posenc.core.autocast import without_autocast
 from posenc.core.bias import FormulaBias, ScoreBias, SumBias, score_mod
 
 if TYPE_CHECKING:
@@ -123,12 +124,7 @@ def _modify(request: Request) -> Modify | None:
     if request.bias is None:
         return None
     assert request.positions is not None
-    add = score_mod(request.bias, request.positions, request.k_positions)
-
-    def modify(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return add(score.to(torch.promote_types(score.dtype, torch.float32)), b, h, q, k)  # half a bias would be rounded
-
-    return modify
+    return score_mod(request.bias, request.positions, request.k_positions)
 
 
 def _blocks(request: Request, allowed: Tensor) -> BlockMask:
