@@ -252,7 +252,7 @@ def plot(path: Path, shown: dict[str, Any], verdicts: list[dict[str, Any]]) -> N
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
     rows = shown[alibi_section(64, backward=True)]
     names = sorted(rows, key=lambda name: -rows[name]["ratio"])
     colours = ["#0b6e4f" if name == OURS else "#333333" if name == PLAIN else "#b8c4bb" for name in names]
@@ -267,10 +267,10 @@ def plot(path: Path, shown: dict[str, Any], verdicts: list[dict[str, Any]]) -> N
         heights = [peaks[way] / 2**30 for peaks in memory.values()]
         drawn = right.bar(places, heights, width=0.38, color=colour, label=label)
         right.bar_label(drawn, [f"{height:.2f}" for height in heights], fontsize=8)
-    right.set_xticks([index + 0.2 for index in range(len(memory))], list(memory))
+    right.set_xticks([index + 0.2 for index in range(len(memory))], [name.replace(", ", "\n") for name in memory])
     right.set_ylabel("peak memory, GiB")
     right.legend(frameon=False)
-    right.set_title(f"Learned biases, forward and backward, {LENGTH} tokens, float32", fontsize=10, loc="left")
+    right.set_title(f"Learned biases, forward and backward, {LENGTH} tokens", fontsize=10, loc="left")
     for panel in (left, right):
         panel.spines[["top", "right"]].set_visible(False)
     temporary = path.with_suffix(f".new{path.suffix}")

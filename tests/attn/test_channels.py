@@ -33,6 +33,7 @@ from posenc import (
     slice_heads,
     window,
 )
+from posenc.attn.backends import channels
 
 from .oracle import budget, plain_attention
 from .test_leaks import assert_hidden, standing
@@ -467,3 +468,11 @@ def test_a_half_precision_model_takes_it_for_whole_sequences_and_not_for_steps()
     cache = model.new_cache()
     steps = torch.cat([model(ids[:, i : i + 1], i, cache=cache) for i in range(24)], 1)
     assert float((steps - exact).abs().max()) <= 2 * dense
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 3), (4, 1)])
+def test_halves_of_the_heads_make_the_whole(monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int) -> None:
+    inputs, call = qkv(heads, kv_heads), {"mask": CAUSAL, "bias": ALiBi(heads)(), "backend": "channels"}
+    whole = attention(*inputs, **call)
+    monkeypatch.setattr(channels, "_LARGE", 0)
+    assert torch.equal(attention(*inputs, **call), whole)

@@ -16,9 +16,7 @@ rotary = pytest.importorskip("posenc.kernels._rotary")
 from posenc.kernels import native  # noqa: E402  (it needs the line above)
 
 SOURCE = (Path(__file__).parents[2] / "src/posenc/kernels/rotary.c").read_text()
-TILE_BYTES, SERIAL_BYTES, STREAMED_BYTES = (
-    int(re.search(rf"#define {name} (\d+)", SOURCE)[1]) for name in ("TILE_BYTES", "SERIAL_BYTES", "STREAMED_BYTES")
-)
+TILE_BYTES, SERIAL_BYTES = (int(re.search(rf"#define {name} (\d+)", SOURCE)[1]) for name in ("TILE_BYTES", "SERIAL_BYTES"))
 
 
 # --- numbers of 16 bits -----------------------------------------------------------------------------------------------
@@ -249,24 +247,6 @@ def test_large_calls_are_shared_by_threads(threads, dtype):
     tables = [table_of(torch.arange(x.shape[2]), 40, F64 if dtype == F64 else F32) for x in (q, k)]
     for pairing in PAIRINGS:
         check_pair(q, k, *tables, pairing=pairing, start=-88)
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16])
-def test_large_results_go_past_the_caches_with_the_same_bits(threads, dtype):
-    tokens = STREAMED_BYTES // (2 * 96 * dtype.itemsize) + 1
-    memory = torch.randn(2 * tokens * 96 + 8).to(dtype)
-    x, table = memory[8:].view(1, 2, tokens, 96), table_of(torch.arange(tokens), 40)
-    for pairing in PAIRINGS:
-        settings = {"pairing": pairing, "start": 8}
-        expected = apply_rotary(x, table, backend="reference", **settings)
-        assert same(apply_rotary(x, table, **settings), expected)
-        for offset in (0, 1, 8):  # where a vector may not be streamed to, and where it may
-            into = torch.empty(x.numel() + 8, dtype=dtype)[offset:][: x.numel()].view_as(x)
-            assert same(apply_rotary(x, table, out=into, **settings), expected)
-        by_token = x.transpose(1, 2).contiguous().transpose(1, 2)
-        assert same(apply_rotary(by_token, table, **settings), expected)
-        again = x.clone()
-        assert same(apply_rotary_(again, table, **settings), expected)
 
 
 def test_threads_are_torchs_own():

@@ -72,7 +72,7 @@ _LIBRARY.define(f"rotary_pair_out(Tensor q, Tensor k, {_TWO}, {_TAIL}, Tensor(a!
 def _rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, first: int, head_axis: int, transposed: bool) -> Tensor:
     x = _rows(x)
     out = _like(x)
-    _rotary_out(x, cos, sin, interleaved, first, head_axis, transposed, out)
+    _turn(x, cos, sin, interleaved, first, head_axis, transposed, out)
     return out
 
 
@@ -80,6 +80,12 @@ def _rotary_out(
     x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, first: int, head_axis: int, transposed: bool, out: Tensor
 ) -> None:
     _check_out(x, out)
+    _turn(x, cos, sin, interleaved, first, head_axis, transposed, out)
+
+
+def _turn(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, first: int, head_axis: int, transposed: bool, out: Tensor
+) -> None:
     x, (cos, sin) = _rows(x), _columns(x, cos, sin)
     _kernel()(
         CODES[x.dtype], interleaved, first, head_axis, transposed,
@@ -94,7 +100,7 @@ def _rotary_pair(
 ) -> tuple[Tensor, Tensor]:
     q, k = _rows(q), _rows(k)
     q_out, k_out = _like(q), _like(k)
-    _rotary_pair_out(q, k, q_cos, q_sin, k_cos, k_sin, interleaved, first, head_axis, transposed, q_out, k_out)
+    _turn_pair(q, k, q_cos, q_sin, k_cos, k_sin, interleaved, first, head_axis, transposed, q_out, k_out)
     return q_out, k_out
 
 
@@ -102,10 +108,17 @@ def _rotary_pair_out(
     q: Tensor, k: Tensor, q_cos: Tensor, q_sin: Tensor, k_cos: Tensor, k_sin: Tensor,
     interleaved: bool, first: int, head_axis: int, transposed: bool, q_out: Tensor, k_out: Tensor,
 ) -> None:
-    if q.dtype is not k.dtype:
-        raise ValueError("posenc::rotary_pair: q and k are of different dtypes")
     _check_out(q, q_out)
     _check_out(k, k_out)
+    _turn_pair(q, k, q_cos, q_sin, k_cos, k_sin, interleaved, first, head_axis, transposed, q_out, k_out)
+
+
+def _turn_pair(
+    q: Tensor, k: Tensor, q_cos: Tensor, q_sin: Tensor, k_cos: Tensor, k_sin: Tensor,
+    interleaved: bool, first: int, head_axis: int, transposed: bool, q_out: Tensor, k_out: Tensor,
+) -> None:
+    if q.dtype is not k.dtype:
+        raise ValueError("posenc::rotary_pair: q and k are of different dtypes")
     q_cos, q_sin = _columns(q, q_cos, q_sin)
     k_cos, k_sin = _columns(k, k_cos, k_sin)
     q, k = _rows(q), _rows(k)

@@ -48,10 +48,6 @@
 
 #define MAX_AXES 8
 #define TILE_BYTES 131072  /* of the table: a quarter of a second-level cache; smaller tiles break the streams of x and out */
-#ifndef STREAMED_BYTES
-#define STREAMED_BYTES 16777216 /* a result this large does not stay in the caches until it is read */
-#endif
-#define STREAMED_ROW 1024
 #define SERIAL_BYTES 65536 /* less work than this is done by the calling thread */
 
 /* Numbers at any address: torch.frombuffer with an odd offset makes tensors that are not aligned. */
@@ -266,7 +262,6 @@ typedef struct {
     int64_t rows, channels, first, pairs;
     int64_t stored;                                                     /* bytes per channel */
     double sign;
-    int streams;                                                        /* whether the result goes past the caches */
     Row row;
 } Job;
 
@@ -274,30 +269,6 @@ typedef struct {
     const Job *jobs;
     int count;
 } Work;
-
-/* A plain store first reads the line that it will overwrite: a third of the traffic of a large result, for nothing. */
-#ifdef HALF_HARDWARE
-static int can_stream = 0;
-
-__attribute__((target("avx"))) static void stream(char *out, const char *row, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 32)
-        _mm256_stream_si256((__m256i *)(out + i), _mm256_loadu_si256((const __m256i *)(row + i)));
-}
-
-static void end_streams(void) { _mm_sfence(); }
-#else
-static const int can_stream = 0;
-static void stream(char *out, const char *row, int64_t bytes) { memcpy(out, row, (size_t)bytes); }
-static void end_streams(void) {}
-#endif
-
-static int streams(const Job *job) {
-    const int64_t row = job->channels * job->stored;
-    if (!can_stream || job->x == job->out || job->rows * row < STREAMED_BYTES || row > STREAMED_ROW) return 0;
-    uint64_t places = (uint64_t)(uintptr_t)job->out | (uint64_t)row;
-    for (int axis = 0; axis < job->axes; axis++) places |= (uint64_t)job->out_step[axis];
-    return places % 32 == 0;
-}
 
 static void rotate_rows(const Job *job, int64_t begin, int64_t end) {
     int64_t index[MAX_AXES], at = begin;
@@ -313,13 +284,10 @@ static void rotate_rows(const Job *job, int64_t begin, int64_t end) {
     }
     const int64_t before = job->first * job->stored, turning = 2 * job->pairs * job->stored;
     const int64_t after = job->channels * job->stored - before - turning;
-    char turned[STREAMED_ROW];
     for (int64_t row = begin; row < end; row++) {
-        char *to = job->streams ? turned : out;
-        if (to != x && before) memcpy(to, x, (size_t)before);
-        job->row(x + before, to + before, cos, sin, job->pairs, job->sign);
-        if (to != x && after) memcpy(to + before + turning, x + before + turning, (size_t)after);
-        if (job->streams) stream(out, turned, before + turning + after);
+        if (out != x && before) memcpy(out, x, (size_t)before);
+        job->row(x + before, out + before, cos, sin, job->pairs, job->sign);
+        if (out != x && after) memcpy(out + before + turning, x + before + turning, (size_t)after);
         for (int axis = job->axes - 1; axis >= 0; axis--) {
             x += job->x_step[axis], out += job->out_step[axis];
             cos += job->table_step[axis], sin += job->table_step[axis];
@@ -329,7 +297,6 @@ static void rotate_rows(const Job *job, int64_t begin, int64_t end) {
             index[axis] = 0;
         }
     }
-    if (job->streams) end_streams();
 }
 
 static void rotate_range(int64_t begin, int64_t end, void *context) {
@@ -461,7 +428,6 @@ static int read_job(PyObject *const *args, Job *job, int dtype, int pairing, int
         return -1;
     }
     in_memory_order(job);
-    job->streams = streams(job);
     return 0;
 }
 
@@ -524,7 +490,6 @@ PyMODINIT_FUNC PyInit__rotary(void) {
     if (__builtin_cpu_supports("avx2")) { /* no processor has avx2 without f16c */
         widen = widen_hardware, narrow = narrow_hardware;
         ROWS[0][2] = half_bfloat_in_lanes;
-        can_stream = 1;
     }
 #endif
     return PyModuleDef_Init(&MODULE);

@@ -16,8 +16,8 @@ from posenc.attn.request import Request
 from posenc.core.autocast import without_autocast
 from posenc.core.mask import CAUSAL
 
-_LONG = 1024
-"""Tokens, from which a second call costs nothing that can be seen."""
+_LARGE = 2**25
+"""Bytes. Two calls for half the heads each take 1.06 times as long as one, at 4,096 tokens and 8 heads of 64."""
 
 
 @final
@@ -53,9 +53,10 @@ def _attend(request: Request) -> Tensor:
 
 
 def _portions(request: Request) -> Iterator[Request]:
-    """Half the key heads of a long sequence at a time: wider copies of q, k and v then take half the memory."""
+    """Half the key heads at a time where the wider copies of q, k, v and the result are large."""
     kv_heads, share = request.k.shape[1], request.q.shape[1] // request.k.shape[1]
-    some = kv_heads if request.k_length < _LONG else -(-kv_heads // 2)
+    wider = 2 * (request.q.nbytes + request.k.nbytes)
+    some = kv_heads if wider < _LARGE else -(-kv_heads // 2)
     for first in range(0, kv_heads, some):
         heads, queries = slice(first, first + some), slice(first * share, (first + some) * share)
         bias = request.bias
