@@ -55,8 +55,8 @@ def _attend(request: Request) -> Tensor:
 def _portions(request: Request) -> Iterator[Request]:
     """Half the key heads at a time where the wider copies of q, k, v and the result are large."""
     kv_heads, share = request.k.shape[1], request.q.shape[1] // request.k.shape[1]
-    wider = 2 * (request.q.nbytes + request.k.nbytes)
-    some = kv_heads if wider < _LARGE else -(-kv_heads // 2)
+    whole = torch.compiler.is_compiling() or 2 * (request.q.nbytes + request.k.nbytes) < _LARGE  # sizes stay symbolic
+    some = kv_heads if whole else -(-kv_heads // 2)
     for first in range(0, kv_heads, some):
         heads, queries = slice(first, first + some), slice(first * share, (first + some) * share)
         bias = request.bias
