@@ -33,6 +33,7 @@ _HOME = {
         "ContentScoreEncoding", "Encoding", "InputEncoding", "PositionTransform", "QKEncoding", "RotaryEncoding",
         "ScoreEncoding",
     ],
+    "posenc.core.value_table": ["ValueTable"],
     "posenc.core.spec": ["EncodingSpec", "ModelShape", "Reference"],
     "posenc.schedules.base": ["AtLength", "LengthRule"],
     "posenc.schedules.geometric": ["Geometric"],
@@ -173,6 +174,7 @@ if TYPE_CHECKING:
     from posenc.core.tokens import padded as padded
     from posenc.core.tokens import seconds as seconds
     from posenc.core.tokens import shard as shard
+    from posenc.core.value_table import ValueTable as ValueTable
     from posenc.encodings.alibi import ALiBi as ALiBi
     from posenc.encodings.alibi import alibi_slopes as alibi_slopes
     from posenc.encodings.augmented import Augmented as Augmented

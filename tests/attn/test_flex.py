@@ -305,7 +305,7 @@ def test_refusals_on_cuda_are_static() -> None:
     with FakeTensorMode():
         q, k, v = (torch.empty(2, HEADS, 5, 8, device="cuda", requires_grad=True) for _ in range(3))
         slopes = torch.empty(HEADS, device="cuda", requires_grad=True)
-        request = Request(q, k, v, CAUSAL, SlopeBias(slopes), None, None, 1.0, 0.0)
+        request = Request(q, k, v, CAUSAL, SlopeBias(slopes), None, None, None, 1.0, 0.0)
         assert refusal(request) is None
         assert refusal(request, bias=SlopeBias(slopes, slopes)) == (
             "its backward reads a learned tensor once, and this bias holds one twice"
@@ -325,7 +325,7 @@ def test_narrow_heads_are_refused_on_cuda_when_compiled(monkeypatch: pytest.Monk
     with FakeTensorMode():
         narrow, wide = (torch.empty(2, HEADS, 5, width, device="cuda") for width in (8, 16))
         for q, v in ((narrow, wide), (wide, narrow)):
-            assert "16 channels or more" in str(Flex().refusal(Request(q, q, v, CAUSAL, None, None, None, 1.0, 0.0)))
+            assert "16 channels or more" in str(Flex().refusal(Request(q, q, v, CAUSAL, None, None, None, None, 1.0, 0.0)))
 
 
 @pytest.mark.usefixtures("plain")

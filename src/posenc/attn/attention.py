@@ -9,6 +9,7 @@ from posenc.attn.select import select
 from posenc.core.bias import ScoreBias
 from posenc.core.mask import FULL, Mask
 from posenc.core.tokens import Positions
+from posenc.core.value_table import ValueTable
 
 
 def attention(
@@ -20,6 +21,7 @@ def attention(
     bias: ScoreBias | None = None,
     positions: Positions | None = None,
     k_positions: Positions | None = None,
+    value_table: ValueTable | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     backend: str = "auto",
@@ -37,6 +39,8 @@ def attention(
             exact meaning, "contiguous, the last query level with the last key", and only biases of one-axis distance
             take it.
         k_positions: ``None`` with positions given says that q and k are the same tokens.
+        value_table: vectors per distance that are added to the values; ``"reference"`` alone can, since it forms the
+            weights.
         scale: the softmax scale, 1/√dim when ``None``.
         backend: ``"auto"``, or one by name, which never falls back: ``"sdpa"``; ``"channels"`` (ALiBi and forget gates without a
             mask); ``"varlen"`` (packed documents); ``"blockwise"`` (long sequences, no second derivative); ``"flex"``;
@@ -63,7 +67,16 @@ def attention(
         Vaswani et al. 2017, arXiv:1706.03762.
     """
     request = make_request(
-        q, k, v, mask=mask, bias=bias, positions=positions, k_positions=k_positions, scale=scale, dropout_p=dropout_p
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=bias,
+        positions=positions,
+        k_positions=k_positions,
+        value_table=value_table,
+        scale=scale,
+        dropout_p=dropout_p,
     )
     chosen = select(request, backend)
     if request.q_length == 0 or request.k_length == 0:

@@ -12,7 +12,8 @@ from posenc.core.apply import apply_rotary, apply_rotary_, apply_rotary_pair, ro
 from posenc.core.mask import FULL
 
 _DEFAULTS: dict[str, Any] = {
-    "mask": FULL, "bias": None, "positions": None, "k_positions": None, "scale": None, "dropout_p": 0.0,
+    "mask": FULL, "bias": None, "positions": None, "k_positions": None, "value_table": None,
+    "scale": None, "dropout_p": 0.0,
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from posenc.core.bias import ScoreBias
 from posenc.core.mask import FULL, Mask
 from posenc.core.sites import ContentScoreEncoding, Encoding, QKEncoding, ScoreEncoding
 from posenc.core.tokens import Positions, Tokens, check_tokens, resolve_positions
+from posenc.core.value_table import ValueTable
 from posenc.errors import ShapeError
 
 
@@ -88,14 +89,17 @@ def positional_attention(
         all_k, all_v, all_tokens = cache.append(k, v, k_tokens)
         keys = _Keys(all_k, all_v, all_tokens.positions)
     terms = _biases(q, keys, encodings, tokens.positions, prepared, cache, x, mask)
+    value_table = _value_table(encodings)
+    placed = bool(terms) or value_table is not None
     return attention(
         q,
         keys.k,
         keys.v,
         mask=mask,
         bias=reduce(add, terms) if terms else None,
-        positions=tokens.positions if terms else None,
-        k_positions=keys.positions if terms else None,
+        positions=tokens.positions if placed else None,
+        k_positions=keys.positions if placed else None,
+        value_table=value_table,
         scale=scale,
         dropout_p=dropout_p,
         backend=backend,
@@ -148,7 +152,7 @@ def _check_before_append(
     backend: str,
 ) -> None:
     """Refuse now what attention would refuse later, so that a refused call leaves the cache as it was."""
-    make_request(q, k, v, mask=FULL, bias=None, positions=None, k_positions=None, scale=None, dropout_p=0.0)
+    make_request(q, k, v, mask=FULL, bias=None, positions=None, k_positions=None, value_table=None, scale=None, dropout_p=0.0)
     terms = [prepared[encoding] for encoding in encodings if isinstance(encoding, ScoreEncoding)]
     for term in terms:
         check_heads(term, q.shape[1])
@@ -164,10 +168,20 @@ def _check_before_append(
         bias=reduce(add, terms) if terms else None,
         positions=tokens.positions if terms else None,
         k_positions=keys.positions if terms else None,
+        value_table=None,
         scale=None,
         dropout_p=0.0,
     )
     select(request, backend)
+
+
+def _value_table(encodings: Sequence[Encoding]) -> ValueTable | None:
+    tables = [table for one in encodings if isinstance(one, ContentScoreEncoding) and (table := one.value_table()) is not None]
+    if len(tables) > 1:
+        raise ValueError(
+            f"positional_attention: {len(tables)} encodings add to the values. Expected one at most. Give value_dim to one of them."
+        )
+    return tables[0] if tables else None
 
 
 def _biases(

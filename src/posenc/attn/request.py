@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc.core.bias import ScoreBias, SumBias
 from posenc.core.mask import Mask
 from posenc.core.tokens import Positions, check_positions, contiguous, resolve_positions
+from posenc.core.value_table import ValueTable
 from posenc.errors import ShapeError
 
 
@@ -29,6 +30,7 @@ class Request:
     bias: ScoreBias | None
     positions: Tensor | None
     k_positions: Tensor | None
+    value_table: ValueTable | None
     scale: float
     dropout_p: float
 
@@ -55,6 +57,7 @@ def make_request(
     bias: ScoreBias | None,
     positions: Positions | None,
     k_positions: Positions | None,
+    value_table: ValueTable | None,
     scale: float | None,
     dropout_p: float,
 ) -> Request:
@@ -73,9 +76,11 @@ def make_request(
     if bias is not None:
         check_heads(bias, q.shape[1])
         _check_lengths(bias, q.shape[-2], k.shape[-2])
-    q_at, k_at = _positions(q, k, bias, positions, k_positions)
+    if value_table is not None:
+        _check_value_table(value_table, v)
+    q_at, k_at = _positions(q, k, bias, value_table, positions, k_positions)
     width = sqrt(q.shape[-1]) if q.shape[-1] else 1.0
-    return Request(q, k, v, mask, bias, q_at, k_at, 1 / width if scale is None else scale, dropout_p)
+    return Request(q, k, v, mask, bias, q_at, k_at, value_table, 1 / width if scale is None else scale, dropout_p)
 
 
 def check_heads(bias: ScoreBias, heads: int) -> None:
@@ -90,6 +95,33 @@ def check_heads(bias: ScoreBias, heads: int) -> None:
             f"attention: a bias of {bias.heads} heads for {heads} query heads. Expected as many, or 1. "
             "Build the encoding with the model's head count; use slice_heads for a shard of heads."
         )
+
+
+def _check_value_table(table: ValueTable, v: Tensor) -> None:
+    """Refuse what is no value table, or one of another width."""
+    if not isinstance(table, ValueTable):
+        raise TypeError(
+            f"attention: value_table is {type(table).__name__}. Expected a ValueTable, as ShawRelative(…).value_table() gives. Pass that."
+        )
+    if table.rows.ndim != 2 or table.rows.shape[-1] != v.shape[-1] or not 0 <= table.zero < table.rows.shape[0]:
+        raise ShapeError(
+            f"attention: a ValueTable with rows {tuple(table.rows.shape)} and zero = {table.zero} for values of width {v.shape[-1]}. "
+            f"Expected rows [span, {v.shape[-1]}] and zero among them. Build the encoding with value_dim={v.shape[-1]}."
+        )
+
+
+def _check_integer_axis(bias: ScoreBias | None, positions: Positions | None, k_positions: Positions | None) -> None:
+    """Refuse positions that are no rows of a value table."""
+    if bias is not None and bias.axes > 1:
+        raise TypeError(
+            f"attention: a ValueTable beside {type(bias).__name__}, which reads positions of {bias.axes} axes. Expected positions of one "
+            "axis, since rows stand for distances. Leave one of them away."
+        )
+    for at in (positions, k_positions):
+        if isinstance(at, Tensor) and at.is_floating_point():
+            raise TypeError(
+                f"attention: a ValueTable with {at.dtype} positions. Expected integers, since rows stand for whole distances. Round them."
+            )
 
 
 def _check_lengths(bias: ScoreBias, q_length: int, k_length: int) -> None:
@@ -138,20 +170,28 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _positions(
-    q: Tensor, k: Tensor, bias: ScoreBias | None, positions: Positions | None, k_positions: Positions | None
+    q: Tensor,
+    k: Tensor,
+    bias: ScoreBias | None,
+    value_table: ValueTable | None,
+    positions: Positions | None,
+    k_positions: Positions | None,
 ) -> tuple[Tensor | None, Tensor | None]:
     for at in (positions, k_positions):
         if isinstance(at, Tensor):
             check_positions(at, name="attention")
-    if bias is None:
+    if bias is None and value_table is None:
         return None, None
+    if value_table is not None:
+        _check_integer_axis(bias, positions, k_positions)
+    bias_axes = 1 if bias is None or value_table is not None else bias.axes
     q_length, k_length = q.shape[-2], k.shape[-2]
-    if bias.axes == 0:
+    if bias_axes == 0:
         positions = k_positions = None
     if positions is None:
-        if k_positions is not None or bias.axes > 1 or not bias.reads_distance_only:
+        if k_positions is not None or bias_axes > 1 or (bias is not None and not bias.reads_distance_only):
             raise TypeError(
-                f"attention: positions=None with {type(bias).__name__}. Expected positions: None means 'contiguous, the last "
+                f"attention: positions=None with {type(value_table if bias is None else bias).__name__}. Expected positions: None means 'contiguous, the last "
                 "query level with the last key', which only biases of one-axis distance can take. Pass positions and k_positions."
             )
         return (
@@ -163,7 +203,7 @@ def _positions(
             f"attention: {q_length} queries and {k_length} keys with positions but without k_positions. Expected equal lengths, "
             "since k_positions=None says that they are the same tokens. Pass k_positions."
         )
-    axes = None if bias.axes == 1 else bias.axes
+    axes = None if bias_axes == 1 else bias_axes
     q_at = resolve_positions(positions, q_length, name="attention: positions", device=q.device, axes=axes)
     if k_positions is None:
         return q_at, q_at

@@ -17,6 +17,7 @@ from posenc.core.mask import FULL, Mask
 from posenc.core.rotary import Frequencies, Pairing, RotaryTable
 from posenc.core.spec import EncodingSpec
 from posenc.core.tokens import Positions, resolve_positions
+from posenc.core.value_table import ValueTable
 from posenc.errors import ShapeError
 
 
@@ -184,6 +185,10 @@ class ContentScoreEncoding(Encoding):
             state: what the last call returned, ``None`` at first.
             mask: what attention will hide, for encodings that count or sum over the keys that a query sees.
         """
+
+    def value_table(self) -> ValueTable | None:
+        """Vectors that attention adds to the values by distance, for encodings that have some."""
+        return None
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -1,4 +1,4 @@
-"""Relative key vectors, learned for each clamped distance."""
+"""Relative vectors, learned for each clamped distance, added to keys and, if asked for, to values."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from posenc.core.checks import check_integers
 from posenc.core.mask import FULL, Mask
 from posenc.core.sites import ContentScoreEncoding
 from posenc.core.spec import EncodingSpec, Reference
+from posenc.core.value_table import ValueTable
 from posenc.errors import ShapeError
 
 
@@ -26,8 +27,9 @@ class ShawRelative(ContentScoreEncoding):
     transformers, so row 0 is the farthest *past* key; the rest of posenc counts ``query - key``. A table read backwards
     fits every shape. The second thing: the term is inside the paper's 1/√d, so it is scaled here, once.
 
-    The paper's second term, vectors added to the *values*, is not there: attention backends return sums over values and
-    take biases on scores only. The paper's own ablation finds nothing lost without it, and Wav2Vec2-BERT has none.
+    The paper's second term, vectors added to the *values*, comes with ``value_dim``. It needs the attention weights, which
+    fused kernels never form, so only the backend ``"reference"`` serves it. The paper's own ablation finds nothing lost
+    without it, and Wav2Vec2-BERT has none.
 
     Farther keys than ``max_distance`` all read the last vector of their side, so it runs at any length, and cannot tell
     far distances apart.
@@ -37,11 +39,13 @@ class ShawRelative(ContentScoreEncoding):
         max_distance: the farthest distance with a vector of its own, k in the paper; of past keys when ``future`` is given.
         future: the same for future keys, ``max_distance`` by default; 0 for a decoder, which sees none. Wav2Vec2-BERT
             has 64 and 8.
+        value_dim: the width of values, to add vectors to them too; ``None`` adds none.
         scale: the softmax scale that attention uses, 1/√head_dim by default; give both the same.
 
     Shape:
         q: ``[*batch, heads, seq, head_dim]``; k: any keys; positions: ``[*batch, seq]`` integers.
         distance_embedding.weight: ``[max_distance + future + 1, head_dim]``, named as in transformers' Wav2Vec2-BERT.
+        value_embedding.weight: ``[max_distance + future + 1, value_dim]``, rows in the same order.
 
     Returns:
         A `QueryTableBias` in float32 or wider, and no state: a cache keeps nothing for it.
@@ -59,7 +63,8 @@ class ShawRelative(ContentScoreEncoding):
 
     Differs from:
         transformers (Wav2Vec2-BERT): the same numbers; the table is read once per query there, ``[seq, seq, head_dim]``.
-        tensor2tensor: adds the vectors of values too.
+        tensor2tensor: forms the values' term as a vector per query and key, ``[q, k, value_dim]``; here the weights of equal
+        distances are summed first.
 
     References:
         Shaw et al. 2018, "Self-Attention with Relative Position Representations", arXiv:1803.02155.
@@ -79,6 +84,7 @@ class ShawRelative(ContentScoreEncoding):
         max_distance: int,
         *,
         future: int | None = None,
+        value_dim: int | None = None,
         scale: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -94,15 +100,23 @@ class ShawRelative(ContentScoreEncoding):
                 "Leave it out for 1/√head_dim."
             )
         self.head_dim, self.max_distance, self.future, self.scale = head_dim, max_distance, future, scale
-        self.distance_embedding = nn.Embedding(max_distance + future + 1, head_dim, device=device, dtype=dtype)
+        span = max_distance + future + 1
+        self.distance_embedding = nn.Embedding(span, head_dim, device=device, dtype=dtype)
+        self.value_embedding: nn.Embedding | None = None
+        if value_dim is not None:
+            check_integers("ShawRelative", 1, value_dim=value_dim)
+            self.value_embedding = nn.Embedding(span, value_dim, device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Vectors from N(0, 0.02²)."""
         nn.init.normal_(self.distance_embedding.weight, std=0.02)
+        if self.value_embedding is not None:
+            nn.init.normal_(self.value_embedding.weight, std=0.02)
 
     def extra_repr(self) -> str:
-        return f"{self.head_dim}, {self.max_distance}, future={self.future}, scale={self.scale:g}"
+        values = "" if self.value_embedding is None else f", value_dim={self.value_embedding.embedding_dim}"
+        return f"{self.head_dim}, {self.max_distance}, future={self.future}{values}, scale={self.scale:g}"
 
     def forward(
         self,
@@ -126,3 +140,9 @@ class ShawRelative(ContentScoreEncoding):
         with without_autocast(q.device):
             logits = F.linear(q.to(wide) * self.scale, by_distance.to(wide))
         return QueryTableBias(logits, self.future), None
+
+    def value_table(self) -> ValueTable | None:
+        """The vectors added to the values, for attention; ``None`` without ``value_dim``."""
+        if self.value_embedding is None:
+            return None
+        return ValueTable(self.value_embedding.weight.flip(0), self.future)

@@ -12,6 +12,8 @@ from posenc.attn.request import Request
 from posenc.core.bias import materialize
 from posenc.errors import ShapeError
 
+NO_WEIGHTS = "it never forms the weights, which vectors added to the values need"
+
 
 class Backend(ABC):
     """One way to compute attention."""

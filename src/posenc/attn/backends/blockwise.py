@@ -41,6 +41,8 @@ class Blockwise(Backend):
         self.block = block
 
     def refusal(self, request: Request) -> str | None:
+        if request.value_table is not None:
+            return "it forms the weights of one block at a time, and its backward knows no vectors added to the values"
         if torch.compiler.is_compiling():
             return "torch.compile does not trace its backward, which forms the bias again"
         inputs = _tensors(request)

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from posenc.attn.backends.base import Backend
+from posenc.attn.backends.base import NO_WEIGHTS, Backend
 from posenc.attn.backends.fused import fused_attention
 from posenc.attn.backends.key_channels import no_channels, too_far, with_channels
 from posenc.attn.request import Request
@@ -31,6 +31,8 @@ class Channels(Backend):
     name = "channels"
 
     def refusal(self, request: Request) -> str | None:
+        if request.value_table is not None:
+            return NO_WEIGHTS
         if request.bias is None:
             return "there is no bias to put into channels"
         if request.mask != CAUSAL or request.q_length != request.k_length:

@@ -12,7 +12,7 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.library import Library, register_fake
 from torch.nn.functional import pad
 
-from posenc.attn.backends.base import Backend, dense_terms
+from posenc.attn.backends.base import NO_WEIGHTS, Backend, dense_terms
 from posenc.attn.request import Request
 from posenc.core.autocast import without_autocast
 from posenc.core.bias import FormulaBias, ScoreBias, SumBias, score_mod
@@ -44,6 +44,8 @@ class Flex(Backend):
     name = "flex"
 
     def refusal(self, request: Request) -> str | None:
+        if request.value_table is not None:
+            return NO_WEIGHTS
         device, compiled = request.q.device.type, torch.compiler.is_compiling()
         tensors = [request.q, request.k, request.v, *(() if request.bias is None else request.bias.tensors())]
         if device not in ("cpu", "cuda"):

@@ -14,7 +14,7 @@ from posenc.core.autocast import without_autocast
 
 @final
 class Reference(Backend):
-    """``softmax(scale · q kᵀ + bias) v`` in float32 (float64 for float64), O(q·k) memory."""
+    """``softmax(scale · q kᵀ + bias) v``, and vectors added to the values, in float32 (float64 for float64), O(q·k) memory."""
 
     name = "reference"
     dense = True
@@ -37,6 +37,10 @@ class Reference(Backend):
                 scores = scores.masked_fill(~terms.allowed, float("-inf"))
             weights = torch.nn.functional.dropout(scores.softmax(-1), request.dropout_p)
             out = weights @ v
+            if request.value_table is not None:
+                assert request.positions is not None
+                assert request.k_positions is not None
+                out = out + request.value_table.weighted(weights, request.positions, request.k_positions)
             if terms.sees is not None:
                 out = torch.where(terms.sees, out, 0.0)
             return out.to(request.q.dtype)

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from posenc.attn.backends.base import Backend, dense_terms
+from posenc.attn.backends.base import NO_WEIGHTS, Backend, dense_terms
 from posenc.attn.backends.fused import fused_attention
 from posenc.attn.request import Request
 from posenc.core.autocast import without_autocast
@@ -26,7 +26,7 @@ class SDPA(Backend):
     dense = True
 
     def refusal(self, request: Request) -> str | None:
-        return None
+        return None if request.value_table is None else NO_WEIGHTS
 
     def run(self, request: Request) -> Tensor:
         scale, dropout_p = request.scale, request.dropout_p

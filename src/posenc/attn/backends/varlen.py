@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.attn.backends.base import Backend
+from posenc.attn.backends.base import NO_WEIGHTS, Backend
 from posenc.attn.backends.fused import filled, fused_attention
 from posenc.attn.backends.key_channels import TILE, channels, no_channels, too_far, with_channels
 from posenc.attn.request import Request
@@ -36,6 +36,8 @@ class Varlen(Backend):
     name = "varlen"
 
     def refusal(self, request: Request) -> str | None:
+        if request.value_table is not None:
+            return NO_WEIGHTS
         segments = _segments(request)
         if segments is None:
             return "it takes CAUSAL & same_segment(segments) alone, with the queries' segments for the keys"
