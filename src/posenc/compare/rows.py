@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import pi
-from typing import cast
+from typing import Any, cast
 
 from posenc.catalog import CATALOG, load_encoding
 from posenc.core.sites import Encoding
@@ -19,6 +17,7 @@ from posenc.encodings.rope import RoPE
 from posenc.encodings.sinusoidal import Sinusoidal
 from posenc.schedules.geometric import Geometric
 from posenc.schedules.proportional import Proportional
+from posenc.user_code import UnknownName, import_name
 
 Build = Callable[[ModelShape], Sequence[Encoding]]
 
@@ -155,22 +154,14 @@ def _described(thing: object) -> str:
 
 
 def _custom_row(key: str) -> Row:
-    module_name, _, name = key.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), name)):
-        raise ValueError(
-            f"compare: {key!r} names no encoding. Expected module:NAME as in an import, such as mine:Recency for Recency in "
-            "mine.py. Leave folders and .py away and run from the folder that holds the module."
-        )
     try:
         with blaming(key, "being imported"):
-            found = getattr(importlib.import_module(module_name), name)
+            found: Any = import_name("compare", key, what="encoding", example="mine:Recency for Recency in mine.py")
     except RowFailed as error:
-        if not _is_missing(error.__cause__, module_name, name):
-            raise
-        raise ValueError(
-            f"compare: {key!r} cannot be imported ({error.__cause__}). Expected module:NAME with the module on the import "
-            "path. Run from the folder that holds it, or install it."
-        ) from error
+        if isinstance(error.__cause__, UnknownName):  # nothing of the user's failed
+            raise error.__cause__ from None
+        raise
+    name = key.partition(":")[2]
     spec = getattr(found, "spec", None)
     if isinstance(spec, EncodingSpec):
         return Row(key, name, spec.build)
@@ -180,10 +171,3 @@ def _custom_row(key: str) -> Row:
             "ModelShape and returns a list of encodings. See posenc.EncodingSpec."
         )
     return Row(key, name, cast(Build, found))
-
-
-def _is_missing(error: BaseException | None, module: str, name: str) -> bool:
-    """Whether there is no such module, or no such name in it, as against an error from inside it."""
-    if isinstance(error, ModuleNotFoundError):
-        return error.name is not None and f"{module}.".startswith(f"{error.name}.")
-    return isinstance(error, AttributeError) and error.name == name and error.obj is sys.modules.get(module)

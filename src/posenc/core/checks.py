@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -45,3 +46,12 @@ def check_values(valid: Tensor, message: Callable[[], str]) -> None:
             raise ValueError(message())
     elif torch.compiler.is_compiling() or valid.device.type not in ("cpu", "meta"):
         torch._assert_async(valid.all(), "posenc: a value check failed; run the same call eagerly on the CPU to see which")
+
+
+def check_softmax_scale(name: str, scale: object, default: str) -> None:
+    """Refuse a softmax scale that is no finite number above 0; ``default`` says what leaving it out means."""
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not (isfinite(scale) and scale > 0):
+        raise ValueError(
+            f"{name}: scale = {scale!r}. Expected a finite number above 0, the softmax scale of the attention. "
+            f"Leave it out for {default}."
+        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from math import isfinite
 from typing import Any, Literal, final
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 
 from posenc.core.autocast import without_autocast
 from posenc.core.bias import KeyTableBias, QueryTableBias, ScoreBias, SumBias
-from posenc.core.checks import check_integers
+from posenc.core.checks import check_integers, check_softmax_scale
 from posenc.core.mask import FULL, Mask
 from posenc.core.sites import ContentScoreEncoding
 from posenc.core.spec import EncodingSpec, Reference
@@ -120,11 +119,7 @@ class DeBERTa(ContentScoreEncoding):
         if buckets is not None:
             _check_buckets(buckets, max_distance)
         scale = (head_dim * (1 + len(self.terms))) ** -0.5 if scale is None else scale
-        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not (isfinite(scale) and scale > 0):
-            raise ValueError(
-                f"DeBERTa: scale = {scale!r}. Expected a finite number above 0, the softmax scale of the attention. "
-                "Leave it out for 1/√(head_dim · (1 + terms))."
-            )
+        check_softmax_scale("DeBERTa", scale, "1/√(head_dim · (1 + terms))")
         self.dim, self.heads, self.head_dim, self.max_distance = dim, heads, head_dim, max_distance
         self.buckets, self.norm, self.scale = buckets, norm, scale
         self._row_of = None if buckets is None else _rows(buckets, max_distance)

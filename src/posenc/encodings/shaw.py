@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any, final
 
 import torch
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 
 from posenc.core.autocast import without_autocast
 from posenc.core.bias import QueryTableBias, ScoreBias
-from posenc.core.checks import check_integers
+from posenc.core.checks import check_integers, check_softmax_scale
 from posenc.core.mask import FULL, Mask
 from posenc.core.sites import ContentScoreEncoding
 from posenc.core.spec import EncodingSpec, Reference
@@ -94,11 +93,7 @@ class ShawRelative(ContentScoreEncoding):
         check_integers("ShawRelative", 1, head_dim=head_dim)
         check_integers("ShawRelative", 0, max_distance=max_distance, future=future)
         scale = head_dim**-0.5 if scale is None else scale
-        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not (isfinite(scale) and scale > 0):
-            raise ValueError(
-                f"ShawRelative: scale = {scale!r}. Expected a finite number above 0, the softmax scale of the attention. "
-                "Leave it out for 1/√head_dim."
-            )
+        check_softmax_scale("ShawRelative", scale, "1/√head_dim")
         self.head_dim, self.max_distance, self.future, self.scale = head_dim, max_distance, future, scale
         span = max_distance + future + 1
         self.distance_embedding = nn.Embedding(span, head_dim, device=device, dtype=dtype)

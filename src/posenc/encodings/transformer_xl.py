@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any, final
 
 import torch
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 
 from posenc.core.autocast import without_autocast
 from posenc.core.bias import KeyBias, QueryTableBias, ScoreBias
-from posenc.core.checks import check_integers
+from posenc.core.checks import check_integers, check_softmax_scale
 from posenc.core.conventions import Layout, check_convention, code, ladder
 from posenc.core.mask import FULL, Mask
 from posenc.core.rotary import Frequencies
@@ -110,11 +109,7 @@ class TransformerXL(ContentScoreEncoding):
                 f"TransformerXL: dim = {dim}. Expected an even width, a sine and a cosine of each frequency. Add a channel."
             )
         scale = head_dim**-0.5 if scale is None else scale
-        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not (isfinite(scale) and scale > 0):
-            raise ValueError(
-                f"TransformerXL: scale = {scale!r}. Expected a finite number above 0, the softmax scale of the attention. "
-                "Leave it out for 1/√head_dim."
-            )
+        check_softmax_scale("TransformerXL", scale, "1/√head_dim")
         self.dim, self.heads, self.head_dim = dim, heads, head_dim
         self.max_distance, self.future, self.layout, self.scale = max_distance, future, layout, scale
         self.r_net = nn.Linear(dim, heads * head_dim, bias=False, device=device, dtype=dtype)
