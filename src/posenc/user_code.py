@@ -29,7 +29,7 @@ def import_name(command: str, target: str, *, what: str, example: str) -> object
             "Leave folders and .py away and run from the folder that holds the module."
         )
     try:
-        return getattr(importlib.import_module(module_name), name)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         if not _is_missing(error, module_name, name):
             raise

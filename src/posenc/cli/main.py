@@ -28,8 +28,10 @@ class Subcommand(NamedTuple):
 
 
 COMMANDS = {
+    "audit": Subcommand("posenc.cli.audit:audit_model", "Find silent position bugs in a model."),
     "compare": Subcommand("posenc.cli.compare:compare", "Train a small Transformer per encoding; report what was measured."),
     "lengths": Subcommand("posenc.cli.lengths:lengths", "Say how many sequences are longer than a model was trained for."),
+    "lint": Subcommand("posenc.cli.lint:lint_config", "Find position keys of a config.json that are unread or in conflict."),
     "list": Subcommand("posenc.cli.list:list_encodings", "List the encodings: where they act, what they claim, their papers."),
     "plan": Subcommand("posenc.cli.plan:plan_config", "Say what a model's config.json does with positions, layer by layer."),
     "plot": Subcommand("posenc.cli.plot:plot", "Draw what positions do: codes, wavelengths, biases, precision."),
