@@ -14,6 +14,7 @@ from posenc.attn.select import BACKENDS
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+SHOWN = re.findall(r"^```text\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
 
 
 def test_there_is_an_example():
@@ -28,14 +29,28 @@ def test_first_example_runs():
 
 
 def test_the_plan_that_is_shown_is_the_plan_that_is_printed(capsys):
+    exec(BLOCKS[2], {})
+    assert capsys.readouterr().out.strip() == SHOWN[1].strip()
+
+
+def test_the_finding_that_is_shown_is_printed(capsys):
+    pytest.importorskip("transformers")
     exec(BLOCKS[1], {})
-    shown = re.findall(r"^```text\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
-    assert capsys.readouterr().out.strip() == shown[0].strip()
+    assert SHOWN[0].strip() in capsys.readouterr().out
+
+
+def test_the_counts_of_the_audit_are_right():
+    from tests.audit.bugs import gallery
+
+    from posenc.audit import KINDS
+
+    assert f"There are {len(KINDS)} kinds of findings" in README
+    assert f"A gallery of {len(gallery())} seeded bugs" in README
 
 
 def test_the_bias_in_a_loaded_model_runs():
     pytest.importorskip("transformers")
-    exec(BLOCKS[2], {})
+    exec(BLOCKS[3], {})
 
 
 def test_every_encoding_and_backend_is_named():

@@ -18,7 +18,7 @@ import torch
 from tests.schedules import oracle
 
 import posenc
-from posenc.audit.ladders import explain
+from posenc.audit.ladders.explaining import explain
 from posenc.schedules.base import AtLength
 from posenc.schedules.dynamic_ntk import DynamicNTK
 from posenc.schedules.explicit import Explicit

@@ -15,8 +15,8 @@ from tests.audit.test_ladders import rules
 from tests.schedules import oracle
 
 from posenc import Explicit, Geometric
-from posenc.audit.ladder_faults import diagnose
-from posenc.audit.ladders import explain
+from posenc.audit.ladders.explaining import explain
+from posenc.audit.ladders.faults import diagnose
 from posenc.core.rotary import Frequencies
 from posenc.errors import ShapeError
 from posenc.schedules.dynamic_ntk import DynamicNTK

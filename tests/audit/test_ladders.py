@@ -14,7 +14,7 @@ from tests.audit.ladder_sweep import RESULTS, difference, formula, rank, sweep
 from tests.schedules import oracle
 
 from posenc import Explicit, Geometric
-from posenc.audit.ladders import Reading, explain, makes
+from posenc.audit.ladders.explaining import Reading, explain, makes
 from posenc.core.rotary import Frequencies
 from posenc.errors import ShapeError
 from posenc.schedules.dynamic_ntk import DynamicNTK

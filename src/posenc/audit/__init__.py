@@ -6,8 +6,8 @@ from posenc.audit.biases.checking import check_bias, check_scores
 from posenc.audit.configs import lint
 from posenc.audit.findings import Finding, Kind, Report, Severity
 from posenc.audit.kinds import KINDS
-from posenc.audit.ladder_faults import diagnose
-from posenc.audit.ladders import Reading, explain, makes
+from posenc.audit.ladders.explaining import Reading, explain, makes
+from posenc.audit.ladders.faults import diagnose
 from posenc.audit.live.auditing import audit
 from posenc.audit.rotary.checking import check_rotary
 from posenc.audit.rotary.reordering import check_reordering

@@ -10,7 +10,7 @@ from tests.audit.bugs.bug import Bug
 from torch import Tensor, nn
 
 from posenc.audit import Report
-from posenc.audit.ladder_faults import diagnose
+from posenc.audit.ladders.faults import diagnose
 from posenc.core.rotary import Frequencies, Schedule
 from posenc.schedules.geometric import Geometric
 from posenc.schedules.linear import Linear

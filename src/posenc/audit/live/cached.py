@@ -9,8 +9,8 @@ from torch import Tensor
 
 from posenc.audit.findings import Finding
 from posenc.audit.kinds.parts import TABLE_HALF_ANGLES
-from posenc.audit.ladder_faults import HALVES
-from posenc.audit.ladders import Reading, explain
+from posenc.audit.ladders.explaining import Reading, explain
+from posenc.audit.ladders.faults import HALVES
 from posenc.audit.live.parts import Part
 from posenc.schedules.explicit import Explicit
 from posenc.schedules.geometric import Geometric

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc.audit.findings import Finding
 from posenc.audit.kinds.parts import LAYER_BASE, TABLE_OUT_OF_STEP
-from posenc.audit.ladder_faults import diagnose
+from posenc.audit.ladders.faults import diagnose
 from posenc.audit.live.parts import Ladder, ladders
 from posenc.audit.live.promises import Promise
 from posenc.core.rotary import Frequencies, Schedule

@@ -10,8 +10,8 @@ from torch import Tensor
 from posenc.audit.findings import Finding
 from posenc.audit.kinds.frequencies import FREQUENCY_ROUNDED
 from posenc.audit.kinds.parts import TABLE_GARBAGE, TABLE_NOT_BUFFER, TABLE_ON_META
-from posenc.audit.ladder_faults import HALVES, diagnose
-from posenc.audit.ladders import explain
+from posenc.audit.ladders.explaining import explain
+from posenc.audit.ladders.faults import HALVES, diagnose
 from posenc.audit.live.parts import FREQUENCIES, RELATIVE, Part
 from posenc.core.rotary import Frequencies
 from posenc.schedules.explicit import Explicit

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.audit.findings import Finding
 from posenc.audit.kinds import rotary as kinds
-from posenc.audit.ladder_faults import diagnose
+from posenc.audit.ladders.faults import diagnose
 from posenc.audit.rotary.call import NAME
 from posenc.audit.rotary.planes import Planes
 from posenc.audit.rotary.precision import FLOAT32

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from posenc.audit.ladders import Reading, explain
+from posenc.audit.ladders.explaining import Reading, explain
 from posenc.audit.rotary.planes import Planes
 from posenc.audit.rotary.precision import FLOAT32
 from posenc.schedules.explicit import Explicit

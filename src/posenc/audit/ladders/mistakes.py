@@ -9,8 +9,8 @@ from typing import Any, final
 
 from posenc.audit.findings import Kind
 from posenc.audit.kinds import frequencies as kinds
-from posenc.audit.ladder_numbers import BASES, digits_of, snapped
-from posenc.audit.ladder_runs import Ladder, bases
+from posenc.audit.ladders.numbers import BASES, digits_of, snapped
+from posenc.audit.ladders.runs import Ladder, bases
 from posenc.core.rotary import Frequencies, Schedule
 from posenc.schedules.base import AtLength, LengthRule
 from posenc.schedules.geometric import Geometric

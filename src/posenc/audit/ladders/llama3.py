@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf, pi
 
-from posenc.audit.ladder_numbers import FACTORS, LENGTHS, digits_of, length_range, round_length, roundest, snapped
-from posenc.audit.ladder_runs import Ladder, Shares, shares
+from posenc.audit.ladders.numbers import FACTORS, LENGTHS, digits_of, length_range, round_length, roundest, snapped
+from posenc.audit.ladders.runs import Ladder, Shares, shares
 from posenc.core.rotary import Schedule
 from posenc.schedules.geometric import Geometric
 from posenc.schedules.llama3 import Llama3

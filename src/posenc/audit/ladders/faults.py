@@ -11,12 +11,12 @@ from torch import Tensor
 
 from posenc.audit.findings import Finding, Kind
 from posenc.audit.kinds import frequencies as kinds
-from posenc.audit.ladder_mistakes import Mistake, fitted_mistakes, plain_mistakes
-from posenc.audit.ladder_numbers import digits_of
-from posenc.audit.ladder_rule_mistakes import rule_mistakes
-from posenc.audit.ladder_runs import FLOORS, UNIT, Ladder, rounding
-from posenc.audit.ladder_runs import HALVES as HALVES
-from posenc.audit.ladders import Reading, explain
+from posenc.audit.ladders.explaining import Reading, explain
+from posenc.audit.ladders.mistakes import Mistake, fitted_mistakes, plain_mistakes
+from posenc.audit.ladders.numbers import digits_of
+from posenc.audit.ladders.rule_mistakes import rule_mistakes
+from posenc.audit.ladders.runs import FLOORS, UNIT, Ladder, rounding
+from posenc.audit.ladders.runs import HALVES as HALVES
 from posenc.core.rotary import Frequencies, Schedule, check_rotary_dim
 from posenc.errors import ShapeError
 from posenc.schedules.base import check_schedule

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from posenc.audit.kinds import frequencies as kinds
-from posenc.audit.ladder_mistakes import Mistake
-from posenc.audit.ladder_numbers import snapped
-from posenc.audit.ladder_runs import Ladder
+from posenc.audit.ladders.mistakes import Mistake
+from posenc.audit.ladders.numbers import snapped
+from posenc.audit.ladders.runs import Ladder
 from posenc.core.rotary import Frequencies, Schedule
 from posenc.schedules.base import AtLength
 from posenc.schedules.dynamic_ntk import DynamicNTK

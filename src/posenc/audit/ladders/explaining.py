@@ -10,10 +10,10 @@ from typing import final
 
 from torch import Tensor
 
-from posenc.audit import ladder_llama3, ladder_yarn
-from posenc.audit.ladder_llama3 import Candidate
-from posenc.audit.ladder_numbers import BASES, FACTORS, digits_of, roundest, snapped
-from posenc.audit.ladder_runs import Ladder, bases, ratios
+from posenc.audit.ladders import llama3, yarn
+from posenc.audit.ladders.llama3 import Candidate
+from posenc.audit.ladders.numbers import BASES, FACTORS, digits_of, roundest, snapped
+from posenc.audit.ladders.runs import Ladder, bases, ratios
 from posenc.core.rotary import Frequencies, Schedule
 from posenc.errors import ShapeError
 from posenc.hf.describe import words
@@ -83,7 +83,7 @@ def explain(inv_freq: Tensor, amplitude: float = 1.0, *, rtol: float = 1e-6) -> 
         ShapeError: not ``[pairs]``. ValueError: numbers that are not finite, an amplitude of 0, an rtol outside (0, 1e-2].
 
     Example:
-        >>> from posenc.audit.ladders import explain
+        >>> from posenc.audit.ladders.explaining import explain
         >>> from posenc.schedules.llama3 import Llama3
         >>> made = Llama3(Geometric(5e5), 8.0, 8192).frequencies(128, dtype=torch.float32)
         >>> print(explain(made.inv_freq)[0])
@@ -184,7 +184,7 @@ def _amplitude_only(ladder: Ladder) -> Iterator[Candidate]:
     inner = ladder.scaled(1 / ladder.frequencies[0])
     for factor in _outer(ladder):
         for base in bases(inner):
-            for schedule, free in ladder_yarn.amplitude_only(inner, base):
+            for schedule, free in yarn.amplitude_only(inner, base):
                 yield schedule if factor == 1 else Linear(schedule, factor), free
 
 
@@ -234,8 +234,8 @@ ENOUGH = 1000
 
 _Reader = Callable[[Ladder, float, list[float]], Iterator[Candidate]]
 # in the order of simplicity: rules with their usual settings, then with any
-_USUAL: tuple[_Reader, ...] = (ladder_llama3.usual, ladder_yarn.usual)
-_OTHERS: tuple[_Reader, ...] = (ladder_llama3.others, ladder_yarn.others)
+_USUAL: tuple[_Reader, ...] = (llama3.usual, yarn.usual)
+_OTHERS: tuple[_Reader, ...] = (llama3.others, yarn.others)
 
 
 def _parts(ladder: Ladder) -> Iterator[Reading]:

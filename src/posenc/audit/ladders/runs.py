@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from posenc.audit.ladder_numbers import BASES, snapped
+from posenc.audit.ladders.numbers import BASES, snapped
 from posenc.core.rotary import Schedule
 from posenc.schedules.geometric import Geometric
 from posenc.schedules.linear import Linear

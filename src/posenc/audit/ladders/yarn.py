@@ -8,9 +8,9 @@ from itertools import chain
 from math import ceil, exp, inf, log, pi
 from typing import Literal, final
 
-from posenc.audit.ladder_llama3 import Candidate
-from posenc.audit.ladder_numbers import FACTORS, LENGTHS, digits_of, length_range, round_length, roundest, snapped
-from posenc.audit.ladder_runs import Ladder, shares
+from posenc.audit.ladders.llama3 import Candidate
+from posenc.audit.ladders.numbers import FACTORS, LENGTHS, digits_of, length_range, round_length, roundest, snapped
+from posenc.audit.ladders.runs import Ladder, shares
 from posenc.schedules.geometric import Geometric
 from posenc.schedules.yarn import YaRN
 
