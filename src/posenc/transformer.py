@@ -284,7 +284,6 @@ class Transformer(nn.Module):
             bias=reduce(add, terms),
             positions=tokens.positions,
             k_positions=keys.positions,
-            value_table=None,
             scale=None,
             dropout_p=dropout_p,
         )

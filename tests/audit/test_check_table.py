@@ -299,7 +299,7 @@ def test_ends_of_tables():
 
 
 def test_lengths_beyond_what_is_read_are_asked_for(monkeypatch):
-    monkeypatch.setattr("posenc.audit.tables._NUMBERS", 2**12)
+    monkeypatch.setattr("posenc.audit.tables.checking._NUMBERS", 2**12)
     code = Sinusoidal(16)
 
     def ends(last: int):

@@ -152,7 +152,7 @@ def _check_before_append(
     backend: str,
 ) -> None:
     """Refuse now what attention would refuse later, so that a refused call leaves the cache as it was."""
-    make_request(q, k, v, mask=FULL, bias=None, positions=None, k_positions=None, value_table=None, scale=None, dropout_p=0.0)
+    make_request(q, k, v, mask=FULL, bias=None, positions=None, k_positions=None, scale=None, dropout_p=0.0)
     terms = [prepared[encoding] for encoding in encodings if isinstance(encoding, ScoreEncoding)]
     for term in terms:
         check_heads(term, q.shape[1])
@@ -168,7 +168,6 @@ def _check_before_append(
         bias=reduce(add, terms) if terms else None,
         positions=tokens.positions if terms else None,
         k_positions=keys.positions if terms else None,
-        value_table=None,
         scale=None,
         dropout_p=0.0,
     )
@@ -176,7 +175,8 @@ def _check_before_append(
 
 
 def _value_table(encodings: Sequence[Encoding]) -> ValueTable | None:
-    tables = [table for one in encodings if isinstance(one, ContentScoreEncoding) and (table := one.value_table()) is not None]
+    asked = [one.value_table() for one in encodings if isinstance(one, ContentScoreEncoding)]
+    tables = [table for table in asked if table is not None]
     if len(tables) > 1:
         raise ValueError(
             f"positional_attention: {len(tables)} encodings add to the values. Expected one at most. Give value_dim to one of them."

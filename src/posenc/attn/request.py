@@ -57,9 +57,9 @@ def make_request(
     bias: ScoreBias | None,
     positions: Positions | None,
     k_positions: Positions | None,
-    value_table: ValueTable | None,
     scale: float | None,
     dropout_p: float,
+    value_table: ValueTable | None = None,
 ) -> Request:
     """Check a call and fill in what it leaves open."""
     q, k, v = _one_dtype(q, k, v)
