@@ -366,7 +366,7 @@ REPORTS = [path for path in sorted(DOCS.glob("*.json")) if json.loads(path.read_
 
 
 def test_there_are_committed_reports():
-    assert {"quick", "copy-constant-three-seeds"} <= {path.stem for path in REPORTS}
+    assert {"quick", "standard", "copy-constant-three-seeds"} <= {path.stem for path in REPORTS}
 
 
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
