@@ -440,3 +440,9 @@ def test_caches_by_their_other_names(name):
     report = check_behaviour(model)
     assert report.findings == ()
     assert "decoding with a cache equals one full pass" in report.described
+
+
+def test_a_language_model_of_permutations_may_see_what_follows() -> None:
+    keys = {"vocab_size": 64, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}
+    model = transformers.XLNetLMHeadModel(transformers.XLNetConfig(**keys)).eval()
+    assert check_behaviour(model).at_least("warning") == ()

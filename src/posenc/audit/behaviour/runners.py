@@ -254,6 +254,10 @@ def _keeps_cache(model: nn.Module) -> bool:
     )
 
 
+_BOTH_WAYS = ("xlnet", "cpmant")
+"""Language models of transformers that see what follows unless the caller masks it: XLNet's permutations, CPM-Ant's prompt."""
+
+
 def _promises_causal(model: nn.Module, config: Any) -> bool | None:
     for name in ("is_causal", "causal", "is_decoder"):
         value = getattr(model, name, None)
@@ -261,4 +265,6 @@ def _promises_causal(model: nn.Module, config: Any) -> bool | None:
             return value
     if getattr(config, "use_bidirectional_attention", None) or getattr(config, "is_causal", None) is False:
         return False
+    if getattr(config, "model_type", None) in _BOTH_WAYS:
+        return None
     return True if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) else None
