@@ -10,6 +10,11 @@ class UnknownName(ValueError):
     """No object has this name; the user's code raised nothing."""
 
 
+def in_one_line(error: BaseException) -> str:
+    """What the user's code raised, for a message."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+
+
 def import_name(command: str, target: str, *, what: str, example: str) -> object:
     """Import what ``module:NAME`` names. This runs the module.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,14 @@ def test_a_page_has_a_kind_and_the_index_is_up_to_date():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (PAGES / "README.md").read_text(encoding="utf-8") == module.index(), "run python tools/findings_index.py"
+
+
+def test_what_the_audit_page_shows_runs(capsys):
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "audit.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    probe, readings = (block for block in blocks if "model" not in block)
+    exec(probe, {})
+    assert "[rotary-precision]" in capsys.readouterr().out
+    exec(readings, {})
+    assert capsys.readouterr().out.startswith("base 500,000, Llama 3 ×8 from 8,192")

@@ -374,6 +374,18 @@ def test_committed_reports_fit_the_schema(path):
     jsonschema.validate(json.loads(path.read_text()), SCHEMA)
 
 
+def test_what_is_said_of_the_standard_run_is_in_its_report():
+    report = json.loads((DOCS / "standard.json").read_text())
+    verdicts = {anchor["anchor"]: anchor["verdict"] for anchor in report["anchors"]}
+    assert [number for number, verdict in verdicts.items() if verdict == "holds"] == [1, 6, 7, 8]
+    assert [number for number, verdict in verdicts.items() if verdict == "fails"] == [3, 4]
+    rises = next(anchor["measured"] for anchor in report["anchors"] if anchor["anchor"] == 2)
+    page = (DOCS / "README.md").read_text()
+    assert "3.89 nats for sinusoidal and 0.77 for RoPE" in page
+    assert [f"{value:.2f}" for value in rises.values()] == ["3.89", "0.77"]
+    assert f"It took {report['minutes']:.0f} minutes" in page
+
+
 def test_the_table_of_three_seeds_is_what_was_measured():
     report = json.loads((DOCS / "copy-constant-three-seeds.json").read_text())
     names = {"nope": "NoPE", "rope-25": "RoPE, 25 % of each head", "alibi": "ALiBi", "t5": "T5 bias", "rope": "RoPE"}

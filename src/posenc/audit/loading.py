@@ -14,7 +14,7 @@ from torch import nn
 
 from posenc.errors import require
 from posenc.hf.patching import rotary_modules
-from posenc.user_code import UnknownName, import_name
+from posenc.user_code import UnknownName, import_name, in_one_line
 
 PICKLED = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
 MOST_READ = 300_000_000
@@ -67,9 +67,8 @@ def _from_name(target: str) -> Loaded:
     except UnknownName:
         raise
     except (Exception, SystemExit) as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
         raise ValueError(
-            f"audit: {target!r} raised {said}. Expected a module that can be imported and a callable that needs no "
+            f"audit: {target!r} raised {in_one_line(error)}. Expected a module that can be imported and a callable that needs no "
             "arguments. Run posenc --traceback audit ... to see where."
         ) from error
     if not isinstance(made, nn.Module):

@@ -17,7 +17,7 @@ from posenc.encodings.rope import RoPE
 from posenc.encodings.sinusoidal import Sinusoidal
 from posenc.schedules.geometric import Geometric
 from posenc.schedules.proportional import Proportional
-from posenc.user_code import UnknownName, import_name
+from posenc.user_code import UnknownName, import_name, in_one_line
 
 Build = Callable[[ModelShape], Sequence[Encoding]]
 
@@ -34,9 +34,8 @@ def blaming(key: str, when: str) -> Iterator[None]:
     except RowFailed:
         raise
     except (Exception, SystemExit) as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
         raise RowFailed(
-            f"compare: {key!r} raised {said} while {when}. Expected an encoding that is imported, built for a ModelShape "
+            f"compare: {key!r} raised {in_one_line(error)} while {when}. Expected an encoding that is imported, built for a ModelShape "
             "and trained without an error. Run posenc --traceback compare ... to see where."
         ) from error
 
