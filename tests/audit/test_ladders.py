@@ -294,3 +294,25 @@ def test_the_committed_sweep_has_no_failure():
 @pytest.mark.slow
 def test_sweep():
     assert sweep() == json.loads(RESULTS.read_text())["rules"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_any_numbers_are_read_without_an_error(dtype):
+    """Repeated, constant, reversed, negative, zero and single frequencies: what broken models hold."""
+    ladder = 1e4 ** -(torch.arange(0, 32, 2).double() / 32)
+    for values in (
+        ladder.repeat_interleave(2),
+        ladder.repeat_interleave(2)[:16],
+        torch.cat([ladder, ladder]),
+        torch.cat([ladder[:8], ladder[:8] / 8]),
+        torch.cat([ladder[:8], ladder[8:] * 0 + ladder[8] / 4]),
+        torch.ones(8),
+        torch.zeros(8),
+        ladder.flip(0),
+        -ladder,
+        torch.tensor([1.0]),
+        torch.tensor([1.0, 1.0, 0.125, 0.125]),
+        torch.tensor([1.0, 0.5, 0.5, 0.01]),
+    ):
+        readings = explain(values.to(dtype))
+        assert isinstance(readings[-1].schedule, Explicit)

@@ -17,7 +17,7 @@ Candidate = tuple[Schedule, tuple[str, ...]]
 
 def usual(ladder: Ladder, base: float, ratios: list[float]) -> Iterator[Candidate]:
     """With ``low_freq_factor = 1`` and ``high_freq_factor = 4``."""
-    if not ladder.plain:
+    if not ladder.plain or base <= 1:  # then no pair is slower than another
         return
     turns = [value / (2 * pi) for value in Geometric(base).frequencies(ladder.width).inv_freq.tolist()]
     found = []
@@ -61,7 +61,7 @@ def _lengths(turns: list[float], kept: Shares) -> tuple[float, float]:
 
 def others(ladder: Ladder, base: float, ratios: list[float]) -> Iterator[Candidate]:
     """With any two factors; the slowest pair is taken as divided."""
-    if not ladder.plain:
+    if not ladder.plain or base <= 1:  # then no pair is slower than another
         return
     turns = [value / (2 * pi) for value in Geometric(base).frequencies(ladder.width).inv_freq.tolist()]
     for factor in snapped(1 / ratios[-1], 4 * ladder.tolerance(ladder.last), FACTORS):
