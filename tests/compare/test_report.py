@@ -18,7 +18,7 @@ from rich.console import Console
 from posenc.compare import session
 from posenc.compare.display import ProgressDisplay, print_report
 from posenc.compare.plan import EXTRA_SEEDS, PRESETS, Plan, make_plan
-from posenc.compare.rates import choose, committed, committed_rate
+from posenc.compare.rates import GRID, TUNING_SEEDS, choose, committed, committed_rate
 from posenc.compare.report import make_report
 from posenc.compare.results import Results
 from posenc.compare.rows import DECLARED, known_rows
@@ -38,6 +38,7 @@ def record(row: str, seed: int, past: float | None, in_range: float = 1.0) -> di
         {
             "measure": "exact match", "size": n, "ratio": n / 16, "items": 16,
             "value": in_range if n <= 16 else past, "spread": 0.1, "error": None if n <= 16 or past is not None else "no rows elsewhere",
+            "guess": None,
         }
         for n in range(1, 33)
     ]  # fmt: skip
@@ -156,7 +157,7 @@ def test_tables_fit_the_terminal(width):
 def test_progress_keeps_its_bar_on_a_narrow_terminal():
     text = io.StringIO()
     display = ProgressDisplay(Console(file=text, width=80, force_terminal=True, color_system=None))
-    display.begin("raising the budget of what did not fit", 10)
+    display.begin("raising the budget of what nearly fits", 10)
     display.advance(5, "[b]5[/b]/24 trials, last sinusoidal-randomized on copy-constant, seed 5")
     display.end()
     last = [line.split("\r")[-1] for line in text.getvalue().splitlines()]
@@ -270,12 +271,30 @@ def test_the_forecast_counts_what_is_left(tmp_path):
     plan = make_plan("standard", rows=["nope"], tasks=["copy-constant"], seeds=2, steps=2)
     _, notes = run_plan(plan, tmp_path)
     said = next(note for note in notes if note.startswith("forecast"))
+    trials = len(GRID) * len(TUNING_SEEDS) + 2
     assert re.fullmatch(
-        r"forecast: about \d+\.\d minutes \(± 30%\) of training for 5 trials; up to .* if nothing fits at once .*", said
+        rf"forecast: about \d+\.\d minutes \(± 30%\) of training for {trials} trials; up to .* if everything nearly fits .*",
+        said,
     )
     _, again = run_plan(plan, tmp_path)
     assert any("nothing is left to train" in note for note in again)
     assert any("training: 2 of 2 trials are in the results folder already" in note for note in again)
+
+
+@pytest.mark.parametrize(
+    ("in_range", "raised"),
+    [((0.94,), True), ((0.5,), True), ((0.49,), False), ((0.95,), False), ((1.0, 0.89), True), ((1.0, 0.9), False)],
+)
+def test_what_nearly_fits_is_trained_again_with_twice_the_steps(tmp_path, monkeypatch, in_range, raised):
+    plan = make_plan("standard", rows=["nope"], tasks=["copy-constant"], seeds=len(in_range))
+    agenda, results, asked = Agenda(plan), Results(tmp_path), []
+    (cell,) = agenda.cells
+    for trial, value in zip(agenda.reporting(cell), in_range, strict=True):
+        results.records[trial.key] = record("nope", trial.seed, 0.0, value)
+    session = Session(agenda, results, Notes(), workers=1)
+    monkeypatch.setattr(session, "_train", lambda workers, title, trials: asked.extend(trials))
+    assert session._raise_budgets(None) == {cell: 2 if raised else 1}
+    assert [(trial.seed, trial.steps) for trial in asked] == [(seed, 3000) for seed in plan.seeds if raised]
 
 
 @pytest.mark.parametrize(("exact", "expected"), [(True, 1000 * 0.02 + 5 * 0.3 + 4.0), (False, 1000 * 0.02 + 4.0)])
@@ -299,7 +318,7 @@ def test_extras_are_trained_but_never_raised():
     assert "extra   sinusoidal on last-k, encoder, seed 2" in "\n".join(lines)
     trials = sum(line.startswith(("tune", "report", "extra")) for line in lines)
     assert lines[0] == "1 row on copy-constant, copy-random, recall-lm; decoder, seeds 1, 2, 3, 4, 5"
-    assert lines[-1] == f"{trials} trials on decoder models; at most 10 more, of twice the steps, for what does not fit"
+    assert lines[-1] == f"{trials} trials on decoder models; at most 10 more, of twice the steps, for what nearly fits"
     assert make_plan("standard", rows=["nope"], tasks=["recall-lm"]).extras == ()
     two = Agenda(make_plan("standard", rows=["nope", "alibi"])).lines()
     assert two[-1].endswith("with Holm's correction: nope and alibi")

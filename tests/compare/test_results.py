@@ -11,7 +11,7 @@ from posenc.compare import results as results_module
 from posenc.compare.results import Results, check_file, write_file
 
 PROBE = {
-    "measure": "exact match", "size": 1, "ratio": 0.1, "items": 16, "value": None, "spread": None, "error": "no rows elsewhere",
+    "measure": "exact match", "size": 1, "ratio": 0.1, "items": 16, "value": None, "spread": None, "error": "no rows elsewhere", "guess": None,
 }  # fmt: skip
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -63,6 +65,15 @@ def test_the_longest_training_sequence_is_what_the_task_says():
         assert any(p.batch.ids.shape[1] > task.trained_length for p in task.probes())
 
 
+def share_of_pairs(ids: list[int], answer: int) -> float:
+    """Of the pairs shown before the last token, those that have this value."""
+    values: dict[int, int] = {}
+    for token, after in pairwise(ids):
+        if WORDS <= token < WORDS + KEYS:
+            values.setdefault(token, after)
+    return fmean(value == answer for value in values.values())
+
+
 def test_recall_probes_can_only_be_answered_by_the_key():
     for probe in RecallLM().probes():
         if probe.measure != "recall":
@@ -76,6 +87,9 @@ def test_recall_probes_can_only_be_answered_by_the_key():
         assert bool((ids.shape[1] - 1 - shown == probe.size).all()), "the lag is what the probe says"
         values = (ids >= WORDS + KEYS) & (ids < WORDS + 2 * KEYS)
         assert bool((values.sum(1) >= 5).all()), "other values stand in the way"
+        shares = torch.tensor([share_of_pairs(*one) for one in zip(ids.tolist(), answer.tolist(), strict=True)])
+        error = 5 * float(shares.std()) / len(shares) ** 0.5
+        assert float(shares.mean()) == pytest.approx(probe.guess, abs=error), "a pair picked at random"
 
 
 def test_suffix_loss_scores_the_same_tokens_under_every_context():

@@ -15,8 +15,8 @@ Cells = Mapping[Cell, dict[str, Any]]
 
 TIE = 0.02
 """Means closer than this are a tie."""
-CHANCE = 1 / 16
-_RECALLS = 4 * CHANCE
+_RECALLS, _FORGETS = 1 / 5, 1 / 15
+"""Skill beyond guessing, 0 for what guessing scores and 1 for all right: at least, and below."""
 
 
 class _CannotSay(Exception):
@@ -62,14 +62,21 @@ def _suffix_loss(cells: Cells, measured: dict[str, float | None]) -> bool:
 
 def _far_recall(cells: Cells, measured: dict[str, float | None]) -> bool:
     cell = _cell(cells, "alibi", "recall-lm")
-    recall = [(c["ratio"], _value(c["values"], "alibi")) for c in cell["curves"] if c["measure"] == "recall"]
-    near, far = [v for ratio, v in recall if ratio <= 0.5], [v for ratio, v in recall if ratio > 1]
-    if not (near and far):
-        raise _CannotSay("alibi was not tested for recall")
-    measured |= {"alibi, lags to 0.5 ×": fmean(near), "alibi, lags past 1 ×": fmean(far), "chance": CHANCE}
-    if fmean(near) < _RECALLS:
+    recall = [(c["ratio"], _value(c["values"], "alibi"), c["guess"]) for c in cell["curves"] if c["measure"] == "recall"]
+    skills = []
+    for name, chosen in (
+        ("lags to 0.5 ×", [(value, guess) for ratio, value, guess in recall if ratio <= 0.5]),
+        ("lags past 1 ×", [(value, guess) for ratio, value, guess in recall if ratio > 1]),
+    ):
+        if not chosen:
+            raise _CannotSay("alibi was not tested for recall")
+        value, guess = (fmean(numbers) for numbers in zip(*chosen, strict=True))
+        measured |= {f"alibi, {name}": value, f"guessing, {name}": guess}
+        skills.append((value - guess) / (1 - guess))
+    near, far = skills
+    if near < _RECALLS:
         raise _CannotSay("nothing is recalled at short lags either")
-    return fmean(far) < 2 * CHANCE
+    return far < _FORGETS
 
 
 def _counting(cells: Cells, measured: dict[str, float | None]) -> bool:
@@ -143,7 +150,7 @@ _ANCHORS: tuple[tuple[str, Callable[[Cells, dict[str, float | None]], bool]], ..
         "rises, ALiBi stays within 0.05 nats",
         _suffix_loss,
     ),
-    ("recall-lm, lags past the trained length: ALiBi recalls near chance", _far_recall),
+    ("recall-lm, lags past the trained length: ALiBi recalls hardly more than guessing among the values shown", _far_recall),
     ("copy-constant in (1, 1.5] ×: NoPE > ALiBi > RoPE on 25 %", _counting),
     ("copy-random in (1, 1.25] ×: each of NoPE, T5 and ALiBi > each of sinusoidal and RoPE", _addressing),
     ("copying at 2 ×: randomised positions raise sinusoidal and RoPE", _randomised),

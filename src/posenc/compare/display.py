@@ -142,7 +142,12 @@ def _recall_table(task: dict[str, Any], cells: list[dict[str, Any]]) -> tuple[st
     for cell in cells:
         recalled = [curve["values"] for curve in cell["curves"] if curve["measure"] == "recall"]
         table.add_row(escape(cell["label"]), *(_number(None if None in v else sum(v) / len(v)) for v in recalled))
-    caption = f"share recalled, by tokens since it was shown; chance 0.06; trained up to {task['trained_size']}"
+    guesses = [curve.get("guess") for curve in cells[0]["curves"] if curve["measure"] == "recall"]
+    if None not in guesses:
+        table.add_row("guessing", *map(_number, guesses), style="dim")
+    caption = (
+        f"share recalled, by tokens since it was shown; guessing: among the values shown; trained up to {task['trained_size']}"
+    )
     return "recall of a planted value", table, caption
 
 

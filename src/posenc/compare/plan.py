@@ -24,7 +24,7 @@ class Preset:
         tasks: in the order in which they are reported.
         seeds: how many reporting seeds, 1 … seeds.
         contrasts: pairs of rows whose difference is tested, declared before anything is measured.
-        raises_budget: whether a row that does not fit is trained again with twice the steps.
+        raises_budget: whether a row that nearly fits is trained again with twice the steps.
         advises: whether the report ends with advice.
         extras: cells besides rows × tasks, trained only because an anchor needs them, on the first `EXTRA_SEEDS` seeds.
     """

@@ -193,6 +193,7 @@ def _curves(trials: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "size": probe["size"],
             "ratio": probe["ratio"],
             "items": probe["items"],
+            "guess": probe["guess"],
             "values": [trial["probes"][index]["value"] for trial in trials],
         }
         for index, probe in enumerate(trials[0]["probes"])

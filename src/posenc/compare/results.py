@@ -34,6 +34,7 @@ _PROBE_FIELDS: dict[str, tuple[type, ...]] = {
     "value": (*_NUMBER, _NONE),
     "spread": (*_NUMBER, _NONE),
     "error": (str, _NONE),
+    "guess": (*_NUMBER, _NONE),
 }
 
 

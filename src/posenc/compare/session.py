@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any, Protocol
 
 from posenc.compare import rates
@@ -20,6 +21,8 @@ _CALIBRATION_STEPS = 25
 _CALIBRATION_SEED = 999
 _PRECISION = 0.3
 """Of the forecast."""
+_NEAR = 0.5
+"""The exact match in range from which twice the steps may be enough to fit."""
 
 
 class Display(Protocol):
@@ -70,7 +73,7 @@ class Agenda:
         return [cell.trial(seed, rate, factor * self.plan.steps_of(cell.task)) for seed in self.plan.seeds_of(cell)]
 
     def may_be_raised(self, cell: Cell) -> bool:
-        """Whether a cell that does not fit is trained again with twice the steps: a loss is judged against the best row."""
+        """Whether a cell that nearly fits is trained again with twice the steps: a loss is judged against the best row."""
         return self.plan.preset.raises_budget and cell not in self.plan.extras and find_task(cell.task).score == "exact"
 
     @property
@@ -102,7 +105,7 @@ class Agenda:
         total = f"{len(tuning) + len(reporting)} trials on {self.plan.kind} models"
         if raised:
             total += (
-                f"; at most {sum(len(self.reporting(cell)) for cell in raised)} more, of twice the steps, for what does not fit"
+                f"; at most {sum(len(self.reporting(cell)) for cell in raised)} more, of twice the steps, for what nearly fits"
             )
         pairs = ", ".join(f"{a} and {b}" for a, b in self.plan.preset.contrasts)
         tested = [f"tested on each task, by a rank test with Holm's correction: {pairs}"] if pairs else []
@@ -143,7 +146,9 @@ class Session:
         trials = {cell: self._open(self._sure_trials(cell)) for cell in self._agenda.cells}
         waiting = [cell for cell, open_trials in trials.items() if open_trials]
         if not waiting:
-            self._display.note("forecast: everything is in the results folder; nothing is left to train but what may not fit")
+            self._display.note(
+                "forecast: everything is in the results folder; nothing is left to train but what may nearly fit"
+            )
             return
         probes = {
             cell.trial(_CALIBRATION_SEED, 1e-3, min(_CALIBRATION_STEPS, self._plan.steps_of(cell.task))): cell
@@ -172,7 +177,7 @@ class Session:
         text = f"forecast: about {expected:.1f} minutes (± {_PRECISION:.0%}) of training for {count} trials"
         if raised:
             most = (sure + raised) / self._workers / 60
-            text += f"; up to {most:.1f} if nothing fits at once and all is trained again with twice the steps"
+            text += f"; up to {most:.1f} if everything nearly fits and is trained again with twice the steps"
         self._display.note(text)
 
     def _sure_trials(self, cell: Cell) -> list[Trial]:
@@ -226,24 +231,18 @@ class Session:
                 self._agenda.rates[cell] = rates.choose(self._results.records[trial.key] for trial in grid)
 
     def _raise_budgets(self, workers: Workers) -> dict[Cell, int]:
-        """Train again, with twice the steps, what did not fit in range; the factor of each cell."""
+        """Train again, with twice the steps, what nearly fits in range; the factor of each cell."""
         factors = dict.fromkeys(self._agenda.cells, 1)
-        short = [cell for cell in self._agenda.cells if self._agenda.may_be_raised(cell) and not self._fits(cell)]
-        self._train(
-            workers, "raising the budget of what did not fit", [t for cell in short for t in self._agenda.reporting(cell, 2)]
-        )
-        return factors | dict.fromkeys(short, 2)
+        near = [cell for cell in self._agenda.cells if self._agenda.may_be_raised(cell) and self._nearly_fits(cell)]
+        self._train(workers, "raising the budget of what nearly fits", [t for c in near for t in self._agenda.reporting(c, 2)])
+        return factors | dict.fromkeys(near, 2)
 
-    def _fits(self, cell: Cell) -> bool:
-        """Whether every seed of an exact-match cell reaches the gate in range."""
-        for trial in self._agenda.reporting(cell):
-            points = [
-                (p["ratio"], p["value"]) for p in self._results.records[trial.key]["probes"] if p["measure"] == "exact match"
-            ]
-            value = band_mean(points, BANDS[0])
-            if value is not None and value < FIT_ACCURACY:
-                return False
-        return True
+    def _nearly_fits(self, cell: Cell) -> bool:
+        """Whether an exact-match cell stays below the gate, but is right on half of what it was trained for."""
+        records = [self._results.records[trial.key] for trial in self._agenda.reporting(cell)]
+        curves = [[(p["ratio"], p["value"]) for p in record["probes"] if p["measure"] == "exact match"] for record in records]
+        in_range = [value for curve in curves if (value := band_mean(curve, BANDS[0])) is not None]
+        return bool(in_range) and _NEAR <= fmean(in_range) < FIT_ACCURACY
 
 
 def _seconds(steps: int, timed: dict[str, Any]) -> float:

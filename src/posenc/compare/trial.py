@@ -20,7 +20,7 @@ from posenc.compare.tasks.registry import find_task
 from posenc.core.spec import ModelShape
 from posenc.transformer import Transformer
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever a change makes earlier results incomparable."""
 
 DIM, LAYERS, HEADS = 64, 2, 4
@@ -137,7 +137,7 @@ def build_model(row: str, task: Task, seed: int, kind: Kind = "decoder") -> tupl
 
 def training(model: Transformer, task: Task, trial: Trial, batches: torch.Generator, draws: torch.Generator) -> Iterator[int]:
     """Train, yielding the number of steps done: AdamW, warm-up and cosine, gradients clipped, no decay on encodings."""
-    optimizer = torch.optim.AdamW(_parameter_groups(model), lr=trial.learning_rate, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(_parameter_groups(model), lr=trial.learning_rate, betas=(0.9, 0.98), fused=True)
     for step in range(trial.steps):
         model.train()
         share = min(1.0, (step + 1) / WARM_UP) * (1 + cos(pi * step / trial.steps)) / 2

@@ -131,44 +131,65 @@ static void (*narrow)(const float *wide, any_16 *x, int64_t count) = narrow_bits
 INLINE float same_float(float x) { return x; }
 INLINE double same_double(double x) { return x; }
 
-/* ------------------------------------------------------------------ one row: the pairs of one token and head */
+/* ------------------------------------------------------------------ rows: the pairs of one token, of one head or two */
 
 typedef void (*Row)(const void *x, void *out, const void *cos, const void *sin, int64_t pairs, double sign);
+typedef void (*TwoRows)(const void *x, void *out, const void *y, void *y_out, const void *cos, const void *sin, int64_t pairs,
+                        double sign);
+typedef struct {
+    Row one;
+    TwoRows two; /* heads with one table, which is read once for both; NULL where only one goes at a time */
+} Turn;
 
 /* Reading both halves of a pair before writing either makes it right in place, too. */
-#define ROW(NAME, STORED, WIDE, TABLE, LOAD, STORE, FIRST, SECOND)                                           \
-    VERSIONS static void NAME(const void *x_, void *out_, const void *cos_, const void *sin_, int64_t pairs, \
-                              double sign_) {                                                                \
-        const STORED *x = (const STORED *)x_;                                                                \
-        STORED *out = (STORED *)out_;                                                                        \
-        const TABLE *cos = (const TABLE *)cos_, *sin = (const TABLE *)sin_;                                  \
-        const WIDE sign = (WIDE)sign_;                                                                       \
-        INDEPENDENT for (int64_t i = 0; i < pairs; i++) {                                                    \
-            WIDE a = LOAD(x[FIRST]), b = LOAD(x[SECOND]), c = cos[i], s = sin[i] * sign;                     \
-            out[FIRST] = STORE(a * c - b * s);                                                               \
-            out[SECOND] = STORE(b * c + a * s);                                                              \
-        }                                                                                                    \
+#define TURN(X, OUT, FIRST, SECOND, WIDE, LOAD, STORE)     \
+    {                                                      \
+        WIDE a = LOAD(X[FIRST]), b = LOAD(X[SECOND]);      \
+        OUT[FIRST] = STORE(a * c - b * s);                 \
+        OUT[SECOND] = STORE(b * c + a * s);                \
+    }
+#define HALVES(X, OUT, ...) TURN(X, OUT, i, i + pairs, __VA_ARGS__)
+#define NEIGHBOURS(X, OUT, ...) TURN(X, OUT, 2 * i, 2 * i + 1, __VA_ARGS__)
+
+#define ROW(NAME, STORED, TABLE, PAIRING, WIDE, LOAD, STORE)                                                            \
+    VERSIONS static void NAME(const void *x_, void *out_, const void *cos_, const void *sin_, int64_t pairs, double sign_) { \
+        const STORED *x = (const STORED *)x_;                                                                           \
+        STORED *out = (STORED *)out_;                                                                                   \
+        const TABLE *cos = (const TABLE *)cos_, *sin = (const TABLE *)sin_;                                             \
+        const WIDE sign = (WIDE)sign_;                                                                                  \
+        INDEPENDENT for (int64_t i = 0; i < pairs; i++) {                                                               \
+            WIDE c = cos[i], s = sin[i] * sign;                                                                         \
+            PAIRING(x, out, WIDE, LOAD, STORE)                                                                          \
+        }                                                                                                               \
+    }                                                                                                                   \
+    VERSIONS static void NAME##_twice(const void *x_, void *out_, const void *y_, void *y_out_, const void *cos_,       \
+                                      const void *sin_, int64_t pairs, double sign_) {                                  \
+        const STORED *x = (const STORED *)x_, *y = (const STORED *)y_;                                                  \
+        STORED *out = (STORED *)out_, *y_out = (STORED *)y_out_;                                                        \
+        const TABLE *cos = (const TABLE *)cos_, *sin = (const TABLE *)sin_;                                             \
+        const WIDE sign = (WIDE)sign_;                                                                                  \
+        INDEPENDENT for (int64_t i = 0; i < pairs; i++) {                                                               \
+            WIDE c = cos[i], s = sin[i] * sign;                                                                         \
+            PAIRING(x, out, WIDE, LOAD, STORE)                                                                          \
+            PAIRING(y, y_out, WIDE, LOAD, STORE)                                                                        \
+        }                                                                                                               \
     }
 
-ROW(half_float, any_float, float, any_float, same_float, same_float, i, i + pairs)
-ROW(half_double, any_double, double, any_double, same_double, same_double, i, i + pairs)
-ROW(half_bfloat, any_16, float, any_float, from_bfloat, to_bfloat, i, i + pairs)
-ROW(pair_float, any_float, float, any_float, same_float, same_float, 2 * i, 2 * i + 1)
-ROW(pair_double, any_double, double, any_double, same_double, same_double, 2 * i, 2 * i + 1)
+ROW(half_float, any_float, any_float, HALVES, float, same_float, same_float)
+ROW(half_double, any_double, any_double, HALVES, double, same_double, same_double)
+ROW(half_bfloat, any_16, any_float, HALVES, float, from_bfloat, to_bfloat)
+ROW(pair_float, any_float, any_float, NEIGHBOURS, float, same_float, same_float)
+ROW(pair_double, any_double, any_double, NEIGHBOURS, double, same_double, same_double)
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-ROW(pair_bfloat, any_16, float, any_float, from_bfloat, to_bfloat, 2 * i, 2 * i + 1)
+ROW(pair_bfloat, any_16, any_float, NEIGHBOURS, float, from_bfloat, to_bfloat)
 #else /* a pair is one word of 32 bits, which spares the vectors all shuffling: half the time */
-VERSIONS static void pair_bfloat(const void *x_, void *out_, const void *cos_, const void *sin_, int64_t pairs, double sign_) {
-    const any_32 *x = (const any_32 *)x_;
-    any_32 *out = (any_32 *)out_;
-    const any_float *cos = (const any_float *)cos_, *sin = (const any_float *)sin_;
-    const float sign = (float)sign_;
-    INDEPENDENT for (int64_t i = 0; i < pairs; i++) {
-        float a = bits_to_float(x[i] << 16), b = bits_to_float(x[i] & 0xFFFF0000u), c = cos[i], s = sin[i] * sign;
-        out[i] = to_bfloat(a * c - b * s) | (uint32_t)to_bfloat(b * c + a * s) << 16;
+#define WORD(X, OUT, WIDE, LOAD, STORE)                                        \
+    {                                                                          \
+        WIDE a = LOAD(X[i] << 16), b = LOAD(X[i] & 0xFFFF0000u);               \
+        OUT[i] = STORE(a * c - b * s) | (uint32_t)STORE(b * c + a * s) << 16;  \
     }
-}
+ROW(pair_bfloat, any_32, any_float, WORD, float, bits_to_float, to_bfloat)
 #endif
 
 #define CHUNK 64 /* pairs of halves that are turned as floats, in a buffer of half a kilobyte */
@@ -221,35 +242,55 @@ LANES __m256i rounded(__m256 value) { /* as to_bfloat */
     return _mm256_blendv_epi8(up, _mm256_set1_epi32(0x7FC0), nan);
 }
 
-__attribute__((target("avx2"))) static void half_bfloat_in_lanes(const void *x_, void *out_, const void *cos_, const void *sin_,
-                                                                int64_t pairs, double sign_) {
-    const any_16 *x = (const any_16 *)x_;
-    any_16 *out = (any_16 *)out_;
-    const any_float *cos = (const any_float *)cos_, *sin = (const any_float *)sin_;
-    const __m256 sign = _mm256_set1_ps((float)sign_);
+#define AVX2 __attribute__((target("avx2")))
+
+LANES void turn_in_lanes(const any_16 *x, any_16 *out, int64_t pairs, const __m256 *c, const __m256 *s) {
+    __m256i first = _mm256_loadu_si256((const __m256i *)x), second = _mm256_loadu_si256((const __m256i *)(x + pairs));
+    __m256i turned[2][2];
+    for (int upper = 0; upper < 2; upper++) {
+        __m256 a = unpacked(first, upper), b = unpacked(second, upper);
+        turned[0][upper] = rounded(_mm256_sub_ps(_mm256_mul_ps(a, c[upper]), _mm256_mul_ps(b, s[upper])));
+        turned[1][upper] = rounded(_mm256_add_ps(_mm256_mul_ps(b, c[upper]), _mm256_mul_ps(a, s[upper])));
+    }
+    _mm256_storeu_si256((__m256i *)out, _mm256_packus_epi32(turned[0][0], turned[0][1]));
+    _mm256_storeu_si256((__m256i *)(out + pairs), _mm256_packus_epi32(turned[1][0], turned[1][1]));
+}
+
+/* One row, or two with one table: without a second, y is NULL, which costs one test for sixteen pairs. */
+LANES void half_bfloat_lanes(const any_16 *x, any_16 *out, const any_16 *y, any_16 *y_out, const any_float *cos,
+                             const any_float *sin, int64_t pairs, float sign) {
+    const __m256 signs = _mm256_set1_ps(sign);
     int64_t i = 0;
     for (; i + 16 <= pairs; i += 16) {
-        __m256i first = _mm256_loadu_si256((const __m256i *)(x + i)), second = _mm256_loadu_si256((const __m256i *)(x + pairs + i));
-        __m256i turned[2][2];
+        __m256 c[2], s[2];
         for (int upper = 0; upper < 2; upper++) {
-            __m256 a = unpacked(first, upper), b = unpacked(second, upper);
-            __m256 c = lanes_of(cos + i, upper), s = _mm256_mul_ps(lanes_of(sin + i, upper), sign);
-            turned[0][upper] = rounded(_mm256_sub_ps(_mm256_mul_ps(a, c), _mm256_mul_ps(b, s)));
-            turned[1][upper] = rounded(_mm256_add_ps(_mm256_mul_ps(b, c), _mm256_mul_ps(a, s)));
+            c[upper] = lanes_of(cos + i, upper);
+            s[upper] = _mm256_mul_ps(lanes_of(sin + i, upper), signs);
         }
-        _mm256_storeu_si256((__m256i *)(out + i), _mm256_packus_epi32(turned[0][0], turned[0][1]));
-        _mm256_storeu_si256((__m256i *)(out + pairs + i), _mm256_packus_epi32(turned[1][0], turned[1][1]));
+        turn_in_lanes(x + i, out + i, pairs, c, s);
+        if (y) turn_in_lanes(y + i, y_out + i, pairs, c, s);
     }
     for (; i < pairs; i++) {
-        float a = from_bfloat(x[i]), b = from_bfloat(x[pairs + i]), c = cos[i], s = sin[i] * (float)sign_;
-        out[i] = to_bfloat(a * c - b * s);
-        out[pairs + i] = to_bfloat(b * c + a * s);
+        float c = cos[i], s = sin[i] * sign;
+        HALVES(x, out, float, from_bfloat, to_bfloat)
+        if (y) HALVES(y, y_out, float, from_bfloat, to_bfloat)
     }
+}
+
+AVX2 static void half_bfloat_in_lanes(const void *x, void *out, const void *cos, const void *sin, int64_t pairs, double sign) {
+    half_bfloat_lanes((const any_16 *)x, (any_16 *)out, NULL, NULL, (const any_float *)cos, (const any_float *)sin, pairs, (float)sign);
+}
+
+AVX2 static void half_bfloat_in_lanes_twice(const void *x, void *out, const void *y, void *y_out, const void *cos,
+                                            const void *sin, int64_t pairs, double sign) {
+    half_bfloat_lanes((const any_16 *)x, (any_16 *)out, (const any_16 *)y, (any_16 *)y_out, (const any_float *)cos,
+                      (const any_float *)sin, pairs, (float)sign);
 }
 #endif
 
-static Row ROWS[2][4] = {{half_float, half_double, half_bfloat, half_half},
-                               {pair_float, pair_double, pair_bfloat, pair_half}};
+static Turn TURNS[2][4] = {
+    {{half_float, half_float_twice}, {half_double, half_double_twice}, {half_bfloat, half_bfloat_twice}, {half_half, NULL}},
+    {{pair_float, pair_float_twice}, {pair_double, pair_double_twice}, {pair_bfloat, pair_bfloat_twice}, {pair_half, NULL}}};
 static const int64_t STORED_BYTES[4] = {4, 8, 2, 2}, WIDE_BYTES[4] = {4, 8, 4, 4};
 
 /* ------------------------------------------------------------------ all rows of a tensor */
@@ -262,13 +303,23 @@ typedef struct {
     int64_t rows, channels, first, pairs;
     int64_t stored;                                                     /* bytes per channel */
     double sign;
-    Row row;
+    Turn turn;
+    int twins; /* whether each row has a second one with its table, some bytes further */
+    int64_t x_twin, out_twin;
 } Job;
 
 typedef struct {
     const Job *jobs;
     int count;
 } Work;
+
+/* Channels that do not turn. */
+INLINE void copy_rest(const Job *job, const char *x, char *out) {
+    const int64_t before = job->first * job->stored, turning = 2 * job->pairs * job->stored;
+    const int64_t after = job->channels * job->stored - before - turning;
+    if (out != x && before) memcpy(out, x, (size_t)before);
+    if (out != x && after) memcpy(out + before + turning, x + before + turning, (size_t)after);
+}
 
 static void rotate_rows(const Job *job, int64_t begin, int64_t end) {
     int64_t index[MAX_AXES], at = begin;
@@ -282,12 +333,17 @@ static void rotate_rows(const Job *job, int64_t begin, int64_t end) {
         cos += index[axis] * job->table_step[axis];
         sin += index[axis] * job->table_step[axis];
     }
-    const int64_t before = job->first * job->stored, turning = 2 * job->pairs * job->stored;
-    const int64_t after = job->channels * job->stored - before - turning;
+    const int64_t before = job->first * job->stored;
     for (int64_t row = begin; row < end; row++) {
-        if (out != x && before) memcpy(out, x, (size_t)before);
-        job->row(x + before, out + before, cos, sin, job->pairs, job->sign);
-        if (out != x && after) memcpy(out + before + turning, x + before + turning, (size_t)after);
+        copy_rest(job, x, out);
+        if (job->twins) {
+            const char *y = x + job->x_twin;
+            char *y_out = out + job->out_twin;
+            copy_rest(job, y, y_out);
+            job->turn.two(x + before, out + before, y + before, y_out + before, cos, sin, job->pairs, job->sign);
+        } else {
+            job->turn.one(x + before, out + before, cos, sin, job->pairs, job->sign);
+        }
         for (int axis = job->axes - 1; axis >= 0; axis--) {
             x += job->x_step[axis], out += job->out_step[axis];
             cos += job->table_step[axis], sin += job->table_step[axis];
@@ -378,6 +434,15 @@ static int in_tiles(Job *job, Job *rest) {
     return left ? 2 : 1;
 }
 
+/* Neighbouring heads that walk one stretch of the table become one row with a twin, where their number is even: the table
+ * comes from the second cache. Heads that stand inside a token read it from the first, and two at a time are slower. */
+static void in_twins(Job *job) {
+    int shared = job->axes - 2;
+    if (!job->turn.two || shared < 0 || job->table_step[shared] != 0 || job->size[shared] % 2) return;
+    job->twins = 1, job->x_twin = job->x_step[shared], job->out_twin = job->out_step[shared];
+    job->size[shared] /= 2, job->x_step[shared] *= 2, job->out_step[shared] *= 2, job->rows /= 2;
+}
+
 /* x, out, shape, x strides, out strides, cos, sin, table shape, table strides: 9 arguments per tensor */
 static int read_job(PyObject *const *args, Job *job, int dtype, int pairing, int64_t first, int64_t head_axis, double sign) {
     int64_t shape[MAX_AXES + 1], x_stride[MAX_AXES + 1], out_stride[MAX_AXES + 1], size[MAX_AXES + 1], stride[MAX_AXES + 1];
@@ -395,7 +460,7 @@ static int read_job(PyObject *const *args, Job *job, int dtype, int pairing, int
     }
     job->x = (const char *)address[0], job->out = (char *)address[1];
     job->cos = (const char *)address[2], job->sin = (const char *)address[3];
-    job->stored = STORED_BYTES[dtype], job->row = ROWS[pairing][dtype], job->sign = sign;
+    job->stored = STORED_BYTES[dtype], job->turn = TURNS[pairing][dtype], job->twins = 0, job->sign = sign;
     job->channels = shape[axes - 1], job->pairs = size[table_axes - 1], job->first = first;
     job->axes = axes - 1, job->rows = 1;
     int spread = head_axis < 0 ? axes + (int)head_axis : -1;   /* the axis that the table lacks */
@@ -454,9 +519,12 @@ static PyObject *rotate(PyObject *self, PyObject *const *args, Py_ssize_t count)
     for (Py_ssize_t at = 5; at < count; at += 9) {
         Job *job = &jobs[work.count];
         if (read_job(args + at, job, (int)dtype, (int)pairing, first, head_axis, transposed ? -1.0 : 1.0)) return NULL;
-        rows += job->rows;
         bytes += job->rows * job->channels * job->stored;
         work.count += in_tiles(job, job + 1);
+        for (; job < jobs + work.count; job++) {
+            in_twins(job);
+            rows += job->rows;
+        }
     }
     if (bytes <= SERIAL_BYTES) {
         rotate_range(0, rows, &work);
@@ -489,7 +557,7 @@ PyMODINIT_FUNC PyInit__rotary(void) {
 #ifdef HALF_HARDWARE
     if (__builtin_cpu_supports("avx2")) { /* no processor has avx2 without f16c */
         widen = widen_hardware, narrow = narrow_hardware;
-        ROWS[0][2] = half_bfloat_in_lanes;
+        TURNS[0][2] = (Turn){half_bfloat_in_lanes, half_bfloat_in_lanes_twice};
     }
 #endif
     return PyModuleDef_Init(&MODULE);

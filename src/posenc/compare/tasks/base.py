@@ -28,6 +28,7 @@ class Probe(NamedTuple):
         size: the length that the curve is drawn over.
         ratio: size over the trained size.
         items: how many sequences.
+        guess: what picking among the answers that the context shows would score, where that is not near zero.
     """
 
     measure: str
@@ -35,6 +36,7 @@ class Probe(NamedTuple):
     ratio: float
     items: int
     batch: Batch
+    guess: float | None = None
 
 
 class Corpus(NamedTuple):

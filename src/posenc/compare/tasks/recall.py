@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import accumulate
 from typing import final
 
 import torch
@@ -9,10 +11,12 @@ from torch import Tensor
 
 from posenc.compare.tasks.base import IGNORED, Batch, Probe, Task
 
-WORDS, KEYS, VALUES = 24, 16, 16
+WORDS, KEYS, VALUES = 12, 16, 16
 BOS = WORDS + KEYS + VALUES
 SUFFIX = 32
 PAIRS_PER_64 = 4
+_SHARES = (0.55, 0.25, 0.15, 0.05)
+"""How likely each of the four successors of two words is."""
 
 
 @final
@@ -67,25 +71,25 @@ class RecallLM(Task):
         ids = torch.cat([torch.full((count, 1), BOS), stream], dim=1)
         targets = torch.full_like(stream, IGNORED)
         targets[:, -1] = stream[:, -1]
-        return Probe("recall", lag, lag / self.trained_size, count, Batch(ids[:, :-1], targets))
+        guess = (1 + others / VALUES) / (others + 1)  # the right pair, or another that happens to have its value
+        return Probe("recall", lag, lag / self.trained_size, count, Batch(ids[:, :-1], targets), guess)
 
 
+@cache
 def _successors() -> Tensor:
-    """The fixed order-2 transition probabilities, ``[words, words, words]``: four successors per context."""
-    generator = torch.Generator().manual_seed(4_242)
-    weights = torch.rand(WORDS, WORDS, WORDS, generator=generator)
-    top = weights.topk(4, dim=-1)
-    return torch.zeros_like(weights).scatter(-1, top.indices, torch.tensor([0.55, 0.25, 0.15, 0.05]).expand_as(top.values))
+    """The words that may follow two words, likeliest first: ``[words · words · successors]``, flat to be read fast."""
+    weights = torch.rand(WORDS, WORDS, WORDS, generator=torch.Generator().manual_seed(4_242))
+    return weights.topk(len(_SHARES), dim=-1).indices.flatten()
 
 
 def _stream(count: int, length: int, generator: torch.Generator) -> Tensor:
-    table = _successors().cumsum(-1)
-    stream = torch.randint(0, WORDS, (count, length), generator=generator)
-    draws = torch.rand(count, length, 1, generator=generator)
+    successors = _successors()
+    words = list(torch.randint(0, WORDS, (length, count), generator=generator))
+    edges = torch.tensor(list(accumulate(_SHARES[:-1])))
+    picks = torch.bucketize(torch.rand(length, count, generator=generator), edges)
     for at in range(2, length):
-        reached = table[stream[:, at - 2], stream[:, at - 1]]
-        stream[:, at] = (reached < draws[:, at]).sum(-1).clamp(max=WORDS - 1)
-    return stream
+        words[at] = successors[(words[at - 2] * WORDS + words[at - 1]) * len(_SHARES) + picks[at]]
+    return torch.stack(words, dim=1)
 
 
 def _pairs(count: int, pairs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
