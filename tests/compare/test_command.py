@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from posenc.cli.main import main
 from posenc.compare import speed
+from posenc.compare.rates import GRID, TUNING_SEEDS
 from posenc.compare.results import Results
 from posenc.compare.runner import Workers
 from posenc.compare.trial import Trial
@@ -39,7 +40,7 @@ Recency.spec = EncodingSpec("recency", "one slope", lambda shape: [Recency(shape
 COMMAND = [sys.executable, "-m", "posenc"]
 
 
-TRIALS = len(GRID) * len(TUNING_SEEDS) + 1 + 1  # the own encoding is tuned, the other has a rate
+TRIALS = 2 * (len(GRID) * len(TUNING_SEEDS) + 1)  # two rows, whose rates are chosen at this number of steps
 PLAN = [
     "--workers",
     "1",

@@ -13,6 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from rich.console import Console
 
 from posenc.compare import session
@@ -21,12 +22,13 @@ from posenc.compare.plan import EXTRA_SEEDS, PRESETS, Plan, make_plan
 from posenc.compare.rates import GRID, TUNING_SEEDS, choose, committed, committed_rate
 from posenc.compare.report import make_report
 from posenc.compare.results import Results
-from posenc.compare.rows import DECLARED, known_rows
+from posenc.compare.rows import DECLARED, find_row, known_rows
 from posenc.compare.session import Agenda, Session
 from posenc.compare.tasks import lookup
 from posenc.compare.tasks import text as text_task
 from posenc.compare.tasks.registry import TASKS
-from posenc.compare.trial import Cell
+from posenc.compare.trial import Cell, model_shape
+from posenc.core.bias import materialize
 from posenc.plots.curves import curves_picture
 
 SCHEMA = json.loads((files("posenc.compare") / "report.schema.json").read_text())
@@ -382,6 +384,16 @@ DOCS = Path(__file__).parents[2] / "docs" / "results"
 
 
 REPORTS = [path for path in sorted(DOCS.glob("*.json")) if json.loads(path.read_text()).get("schema") == "posenc.compare/1"]
+
+
+def test_the_second_settings_are_rows(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    shape = model_shape(TASKS["recall-lm"])
+    turning = {name: find_row(f"second_settings:{name}").build(shape)[0] for name in ("rope_half", "rope_three_quarters")}
+    assert [encoding.rotary_dim for encoding in turning.values()] == [8, 12]
+    (steep,) = find_row("second_settings:alibi_as_at_1024").build(shape)
+    far = materialize(steep(), torch.tensor([64]), torch.tensor([0]))
+    assert far.flatten().tolist() == [-1024 * 2.0**-n for n in (2, 4, 6, 8)]
 
 
 def test_there_are_committed_reports():
