@@ -245,6 +245,6 @@ def test_a_dry_run_lists_and_trains_nothing(tmp_path):
     )
     assert done.exit_code == 0
     lines = done.output.strip().splitlines()
-    assert sum(line.startswith("tune") for line in lines) == 6
+    assert sum(line.startswith("tune") for line in lines) == 2 * len(GRID) * len(TUNING_SEEDS)
     assert sum(line.startswith("report") for line in lines) == 4
     assert not out.exists()
