@@ -365,7 +365,10 @@ def test_every_row_runs_as_decoder_and_an_encoder_takes_the_tasks_that_it_can_be
 
 def test_committed_rates_cover_the_quick_preset_and_follow_the_rule():
     rates = committed()
-    assert "posenc compare" in rates["command"]
+    assert rates["made"].keys() == rates["rates"].keys()
+    assert all(
+        "posenc compare" in made["command"] and set(made["seeds"]) <= set(TUNING_SEEDS) for made in rates["made"].values()
+    )
     for row in DECLARED:
         entry = rates["rates"]["copy-constant"][row]
         assert f"{entry['rate']:g}" == min(entry["losses"], key=entry["losses"].__getitem__)

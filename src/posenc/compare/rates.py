@@ -16,7 +16,7 @@ TUNING_SEEDS = (101, 102)
 
 
 def committed() -> dict[str, dict[str, Any]]:
-    """The rates that ship with posenc, as ``{task: {row: {"rate": …, "losses": {…}}}}``, and the command that made them.
+    """The rates that ship with posenc, ``rates`` as ``{task: {row: {"rate": …, "losses": {…}}}}``, and how each task's were ``made``.
 
     A task of encoders stands under ``"task, encoder"``.
     """
