@@ -142,37 +142,37 @@ typedef struct {
 } Turn;
 
 /* Reading both halves of a pair before writing either makes it right in place, too. */
-#define TURN(X, OUT, FIRST, SECOND, WIDE, LOAD, STORE)     \
-    {                                                      \
-        WIDE a = LOAD(X[FIRST]), b = LOAD(X[SECOND]);      \
-        OUT[FIRST] = STORE(a * c - b * s);                 \
-        OUT[SECOND] = STORE(b * c + a * s);                \
+#define TURN(X, OUT, FIRST, SECOND, WIDE, LOAD, STORE) \
+    {                                                  \
+        WIDE a = LOAD(X[FIRST]), b = LOAD(X[SECOND]);  \
+        OUT[FIRST] = STORE(a * c - b * s);             \
+        OUT[SECOND] = STORE(b * c + a * s);            \
     }
-#define HALVES(X, OUT, ...) TURN(X, OUT, i, i + pairs, __VA_ARGS__)
-#define NEIGHBOURS(X, OUT, ...) TURN(X, OUT, 2 * i, 2 * i + 1, __VA_ARGS__)
+#define HALVES(X, OUT, WIDE, LOAD, STORE) TURN(X, OUT, i, i + pairs, WIDE, LOAD, STORE)
+#define NEIGHBOURS(X, OUT, WIDE, LOAD, STORE) TURN(X, OUT, 2 * i, 2 * i + 1, WIDE, LOAD, STORE)
 
-#define ROW(NAME, STORED, TABLE, PAIRING, WIDE, LOAD, STORE)                                                            \
+#define ROW(NAME, STORED, TABLE, PAIRING, WIDE, LOAD, STORE)                                                                 \
     VERSIONS static void NAME(const void *x_, void *out_, const void *cos_, const void *sin_, int64_t pairs, double sign_) { \
-        const STORED *x = (const STORED *)x_;                                                                           \
-        STORED *out = (STORED *)out_;                                                                                   \
-        const TABLE *cos = (const TABLE *)cos_, *sin = (const TABLE *)sin_;                                             \
-        const WIDE sign = (WIDE)sign_;                                                                                  \
-        INDEPENDENT for (int64_t i = 0; i < pairs; i++) {                                                               \
-            WIDE c = cos[i], s = sin[i] * sign;                                                                         \
-            PAIRING(x, out, WIDE, LOAD, STORE)                                                                          \
-        }                                                                                                               \
-    }                                                                                                                   \
-    VERSIONS static void NAME##_twice(const void *x_, void *out_, const void *y_, void *y_out_, const void *cos_,       \
-                                      const void *sin_, int64_t pairs, double sign_) {                                  \
-        const STORED *x = (const STORED *)x_, *y = (const STORED *)y_;                                                  \
-        STORED *out = (STORED *)out_, *y_out = (STORED *)y_out_;                                                        \
-        const TABLE *cos = (const TABLE *)cos_, *sin = (const TABLE *)sin_;                                             \
-        const WIDE sign = (WIDE)sign_;                                                                                  \
-        INDEPENDENT for (int64_t i = 0; i < pairs; i++) {                                                               \
-            WIDE c = cos[i], s = sin[i] * sign;                                                                         \
-            PAIRING(x, out, WIDE, LOAD, STORE)                                                                          \
-            PAIRING(y, y_out, WIDE, LOAD, STORE)                                                                        \
-        }                                                                                                               \
+        const STORED *x = (const STORED *)x_;                                                                                \
+        STORED *out = (STORED *)out_;                                                                                        \
+        const TABLE *cos = (const TABLE *)cos_, *sin = (const TABLE *)sin_;                                                  \
+        const WIDE sign = (WIDE)sign_;                                                                                       \
+        INDEPENDENT for (int64_t i = 0; i < pairs; i++) {                                                                    \
+            WIDE c = cos[i], s = sin[i] * sign;                                                                              \
+            PAIRING(x, out, WIDE, LOAD, STORE)                                                                               \
+        }                                                                                                                    \
+    }                                                                                                                        \
+    VERSIONS static void NAME##_twice(const void *x_, void *out_, const void *y_, void *y_out_, const void *cos_,            \
+                                      const void *sin_, int64_t pairs, double sign_) {                                       \
+        const STORED *x = (const STORED *)x_, *y = (const STORED *)y_;                                                       \
+        STORED *out = (STORED *)out_, *y_out = (STORED *)y_out_;                                                             \
+        const TABLE *cos = (const TABLE *)cos_, *sin = (const TABLE *)sin_;                                                  \
+        const WIDE sign = (WIDE)sign_;                                                                                       \
+        INDEPENDENT for (int64_t i = 0; i < pairs; i++) {                                                                    \
+            WIDE c = cos[i], s = sin[i] * sign;                                                                              \
+            PAIRING(x, out, WIDE, LOAD, STORE)                                                                               \
+            PAIRING(y, y_out, WIDE, LOAD, STORE)                                                                             \
+        }                                                                                                                    \
     }
 
 ROW(half_float, any_float, any_float, HALVES, float, same_float, same_float)
@@ -184,10 +184,10 @@ ROW(pair_double, any_double, any_double, NEIGHBOURS, double, same_double, same_d
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
 ROW(pair_bfloat, any_16, any_float, NEIGHBOURS, float, from_bfloat, to_bfloat)
 #else /* a pair is one word of 32 bits, which spares the vectors all shuffling: half the time */
-#define WORD(X, OUT, WIDE, LOAD, STORE)                                        \
-    {                                                                          \
-        WIDE a = LOAD(X[i] << 16), b = LOAD(X[i] & 0xFFFF0000u);               \
-        OUT[i] = STORE(a * c - b * s) | (uint32_t)STORE(b * c + a * s) << 16;  \
+#define WORD(X, OUT, WIDE, LOAD, STORE)                                       \
+    {                                                                         \
+        WIDE a = LOAD(X[i] << 16), b = LOAD(X[i] & 0xFFFF0000u);              \
+        OUT[i] = STORE(a * c - b * s) | (uint32_t)STORE(b * c + a * s) << 16; \
     }
 ROW(pair_bfloat, any_32, any_float, WORD, float, bits_to_float, to_bfloat)
 #endif
