@@ -119,8 +119,9 @@ def _turn_pair(
 ) -> None:
     if q.dtype is not k.dtype:
         raise ValueError("posenc::rotary_pair: q and k are of different dtypes")
+    shared = k_cos is q_cos and k_sin is q_sin
     q_cos, q_sin = _columns(q, q_cos, q_sin)
-    k_cos, k_sin = _columns(k, k_cos, k_sin)
+    k_cos, k_sin = (q_cos, q_sin) if shared else _columns(k, k_cos, k_sin)
     q, k = _rows(q), _rows(k)
     _kernel()(
         CODES[q.dtype], interleaved, first, head_axis, transposed,

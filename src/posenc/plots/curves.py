@@ -77,7 +77,9 @@ def curves_picture(report: dict[str, Any], kind: str) -> bytes:
 
 
 def _title(task: dict[str, Any], measure: str) -> str:
-    return f"{task['name']}: recall by lag" if measure == "recall" else f"{task['name']}: {task['summary']}"
+    if measure == "recall":
+        return f"{task['name']}: recall by lag (dash-dotted: guessing among the values shown)"
+    return f"{task['name']}: {task['summary']}"
 
 
 def _line(cell: dict[str, Any], measure: str) -> _Line:
@@ -94,6 +96,8 @@ def _panel(axes: Any, cell: dict[str, Any], lines: Sequence[_Line], index: int, 
         axes.plot(other.sizes, other.means, color=_OTHERS, linewidth=1, zorder=1)
     own, colour = lines[index], _COLOUR if cell["fit"] else _SHORT
     axes.axvline(task["trained_size"], color="0.4", linewidth=0.9, linestyle=":", zorder=2)
+    if guesses := [(c["size"], c["guess"]) for c in cell["curves"] if c["measure"] == measure and c.get("guess") is not None]:
+        axes.plot(*zip(*guesses, strict=True), color="0.25", linewidth=0.9, linestyle="-.", zorder=2)
     axes.plot(own.sizes, own.means, color=colour, linewidth=2, linestyle="-" if cell["fit"] else "--", zorder=4)
     if cell["seeds"][1:]:
         axes.fill_between(own.sizes, own.low, own.high, color=colour, alpha=0.2, linewidth=0, zorder=3)
