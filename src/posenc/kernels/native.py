@@ -80,13 +80,13 @@ def _rotary_out(
     x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, first: int, head_axis: int, transposed: bool, out: Tensor
 ) -> None:
     _check_out(x, out)
-    _turn(x, cos, sin, interleaved, first, head_axis, transposed, out)
+    _turn(_rows(x), cos, sin, interleaved, first, head_axis, transposed, out)
 
 
 def _turn(
     x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, first: int, head_axis: int, transposed: bool, out: Tensor
 ) -> None:
-    x, (cos, sin) = _rows(x), _columns(x, cos, sin)
+    cos, sin = _columns(x, cos, sin)
     _kernel()(
         CODES[x.dtype], interleaved, first, head_axis, transposed,
         x.data_ptr(), out.data_ptr(), x.shape, x.stride(), out.stride(),
@@ -110,7 +110,7 @@ def _rotary_pair_out(
 ) -> None:
     _check_out(q, q_out)
     _check_out(k, k_out)
-    _turn_pair(q, k, q_cos, q_sin, k_cos, k_sin, interleaved, first, head_axis, transposed, q_out, k_out)
+    _turn_pair(_rows(q), _rows(k), q_cos, q_sin, k_cos, k_sin, interleaved, first, head_axis, transposed, q_out, k_out)
 
 
 def _turn_pair(
@@ -122,7 +122,6 @@ def _turn_pair(
     shared = k_cos is q_cos and k_sin is q_sin
     q_cos, q_sin = _columns(q, q_cos, q_sin)
     k_cos, k_sin = (q_cos, q_sin) if shared else _columns(k, k_cos, k_sin)
-    q, k = _rows(q), _rows(k)
     _kernel()(
         CODES[q.dtype], interleaved, first, head_axis, transposed,
         q.data_ptr(), q_out.data_ptr(), q.shape, q.stride(), q_out.stride(),

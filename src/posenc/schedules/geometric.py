@@ -52,7 +52,7 @@ class Geometric:
     ) -> Frequencies:
         """The frequencies of ``rotary_dim / 2`` pairs, computed in ``dtype``."""
         check_rotary_dim(rotary_dim, name="Geometric.frequencies")
-        return Frequencies(1.0 / powers(self.base, rotary_dim, dtype=dtype, device=device))
+        return Frequencies(powers(self.base, rotary_dim, dtype=dtype, device=device).reciprocal())
 
 
 def powers(
