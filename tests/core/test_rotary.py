@@ -148,9 +148,11 @@ def test_frequencies_may_differ_per_sequence():
         ({"positions": torch.tensor([float("nan")])}, ValueError, "positions hold nan"),
         ({"frequencies": Frequencies(torch.ones(2, dtype=BF16))}, TypeError, "inv_freq is torch.bfloat16"),
         ({"dtype": F16}, TypeError, r"dtype = torch\.float16"),
+        ({"positions": torch.tensor(3)}, ShapeError, r"positions of 0 axes .* positions\[None\]"),
+        ({"frequencies": Frequencies(torch.tensor(1.0))}, ShapeError, "inv_freq of 0"),
     ],
 )
-def test_tables_in_half_precision_are_refused(change, error, message):
+def test_tables_of_wrong_input_are_refused(change, error, message):
     arguments = {"positions": torch.arange(3), "frequencies": Frequencies(torch.ones(2, dtype=F64))} | change
     with pytest.raises(error, match=f"rotary_table: .*{message}"):
         rotary_table(**arguments)

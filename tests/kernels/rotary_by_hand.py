@@ -22,6 +22,7 @@ class Memory:
     """A buffer of its own allocation: doubles between -1 and 1, or any bits."""
 
     def __init__(self, count, width):
+        self.count, self.width = count, width
         self.bytes = bytearray(random.randbytes(count * width))
         self.address = ctypes.addressof((ctypes.c_char * len(self.bytes)).from_buffer(self.bytes)) if count else 0
         if width == 8:
@@ -42,7 +43,7 @@ def strides(shape, order, slack):
 
 
 def drawn(code, pairs, channels, head_axis, tiled):
-    """The nine arguments of one tensor, and the memory that they point to."""
+    """The five arguments of a tensor and the four of its table, and the memory that they point to."""
     axes = random.randint(3 if head_axis else 1, 9)
     shape = [*(random.choice((1, 1, 2, 3)) for _ in range(axes - 1)), channels]
     if axes > 2:
@@ -64,6 +65,12 @@ def drawn(code, pairs, channels, head_axis, tiled):
     cos, sin = Memory(table_reach, WIDE[code]), Memory(table_reach, WIDE[code])
     arguments = [x.address, out.address, tuple(shape), x_steps, out_steps, cos.address, sin.address, table, table_steps]
     return arguments, (x, out, cos, sin)
+
+
+def another(arguments, memories):
+    """A second tensor like this one, with the same table."""
+    x, out = (Memory(memory.count, memory.width) for memory in memories[:2])
+    return [x.address, out.address, *arguments[2:]], (x, out, *memories[2:])
 
 
 def check(arguments, memories, interleaved, first, head_axis, transposed):
@@ -98,9 +105,11 @@ def fuzz(rotate, seed, calls):
             head_axis, pairs = -3, random.choice((64, 65))
         channels = first + 2 * pairs + random.randrange(3)
         tensors = [drawn(code, pairs, channels, head_axis, tiled) for _ in range(1 + at % 2)]
-        rotate(
-            code, interleaved, first, head_axis, transposed, *(argument for arguments, _ in tensors for argument in arguments)
-        )
+        tables = [arguments[5:] for arguments, _ in tensors]
+        if at % 4 == 0:
+            tensors.append(another(*tensors[0]))
+        parts = [*(arguments[:5] for arguments, _ in tensors), *tables]
+        rotate(code, interleaved, first, head_axis, transposed, *itertools.chain.from_iterable(parts))
         if code == CODE_OF_DOUBLE:
             for arguments, memories in tensors:
                 check(arguments, memories, interleaved, first, head_axis, transposed)

@@ -278,18 +278,19 @@ def test_inductor_gives_the_same_bits(dtype):
 
 X, OUT, COS, SIN = torch.randn(2, 3, 8), torch.empty(2, 3, 8), torch.randn(3, 4), torch.randn(3, 4)
 HEAD = [0, 0, 0, -3, 0]
-TENSOR = [X.data_ptr(), OUT.data_ptr(), (2, 3, 8), (24, 8, 1), (24, 8, 1), COS.data_ptr(), SIN.data_ptr(), (3, 4), (4, 1)]
+TENSOR = [X.data_ptr(), OUT.data_ptr(), (2, 3, 8), (24, 8, 1), (24, 8, 1)]
+TABLE = [COS.data_ptr(), SIN.data_ptr(), (3, 4), (4, 1)]
 
 
 def test_a_call_by_hand_turns():
-    rotary.rotate(*HEAD, *TENSOR)
+    rotary.rotate(*HEAD, *TENSOR, *TABLE)
     assert same(OUT, apply_rotary(X, RotaryTable(COS, SIN), pairing="half", backend="reference"))
 
 
 @pytest.mark.parametrize("value", [None, "x", 1.5, b"12", [2, 3, 8], (2, 3, "8"), (2, None, 8), 2**80, -(2**80), (2**70, 3, 8)])
 def test_wrong_types_are_errors(value):
     for at in range(14):
-        arguments = [*HEAD, *TENSOR]
+        arguments = [*HEAD, *TENSOR, *TABLE]
         arguments[at] = value
         with pytest.raises((TypeError, OverflowError, ValueError)):
             rotary.rotate(*arguments)
@@ -322,7 +323,7 @@ def test_wrong_types_are_errors(value):
     ],
 )
 def test_wrong_values_are_errors(changes, message):
-    arguments = [*HEAD, *TENSOR]
+    arguments = [*HEAD, *TENSOR, *TABLE]
     for at, value in changes.items():
         arguments[at] = value
     with pytest.raises(ValueError, match=message):
@@ -330,20 +331,30 @@ def test_wrong_values_are_errors(changes, message):
 
 
 def test_a_wrong_number_of_arguments_is_an_error():
-    for count in (0, 4, 5, 13, 15, 22, 24, 32):
-        with pytest.raises(TypeError, match="one or two tensors of nine arguments"):
-            rotary.rotate(*([*HEAD, *TENSOR] * 3)[:count])
+    for count in {*range(33)} - {14, 19, 23}:
+        with pytest.raises(TypeError, match="one or two tensors of five arguments, then tables of four"):
+            rotary.rotate(*([*HEAD, *TENSOR, *TABLE] * 3)[:count])
     with pytest.raises(TypeError):
-        rotary.rotate(*HEAD, *TENSOR, x=1)
+        rotary.rotate(*HEAD, *TENSOR, *TABLE, x=1)
     for address in (None, "0", 2**80):
         with pytest.raises((TypeError, OverflowError)):
             rotary.use_threads(address)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_call_by_hand_turns_two(shared):
+    second, turned = torch.randn(1, 3, 8), torch.empty(1, 3, 8)
+    own = RotaryTable(COS, SIN) if shared else RotaryTable(torch.randn(3, 4), torch.randn(3, 4))
+    tables = TABLE if shared else [*TABLE, own.cos.data_ptr(), own.sin.data_ptr(), (3, 4), (4, 1)]
+    rotary.rotate(*HEAD, *TENSOR, second.data_ptr(), turned.data_ptr(), (1, 3, 8), (24, 8, 1), (24, 8, 1), *tables)
+    assert same(OUT, apply_rotary(X, RotaryTable(COS, SIN), pairing="half", backend="reference"))
+    assert same(turned, apply_rotary(second, own, pairing="half", backend="reference"))
+
+
 def test_an_error_in_the_second_tensor_leaves_the_first_alone():
     OUT.fill_(7)
-    second = [*TENSOR]
-    second[7] = (3, 5)
+    wrong = [*TABLE]
+    wrong[2] = (3, 5)
     with pytest.raises(ValueError, match="turning channels"):
-        rotary.rotate(*HEAD, *TENSOR, *second)
+        rotary.rotate(*HEAD, *TENSOR, *TENSOR, *TABLE, *wrong)
     assert torch.equal(OUT, torch.full_like(OUT, 7))

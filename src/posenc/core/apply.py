@@ -204,16 +204,20 @@ def _at_once(
         return None
     parts: list[Tensor] = []
     grad, needs_gradient = torch.is_grad_enabled(), False
-    for x, table in zip(tensors, tables, strict=True):
+    for table in tables:
+        if parts and table is tables[0]:
+            parts += parts
+            break
         if type(table) is not RotaryTable:
             return None
-        cos, sin = table
-        if type(x) is not Tensor or type(cos) is not Tensor or type(sin) is not Tensor:
-            return None
-        if not (x.is_cpu and cos.is_cpu and sin.is_cpu) or (grad and (cos.requires_grad or sin.requires_grad)):
+        for part in table:
+            if type(part) is not Tensor or not part.is_cpu or (grad and part.requires_grad):
+                return None
+        parts += table
+    for x in tensors:
+        if type(x) is not Tensor or not x.is_cpu:
             return None
         needs_gradient = needs_gradient or (grad and x.requires_grad)
-        parts += cos, sin
     try:
         first = start
         if start < 0:

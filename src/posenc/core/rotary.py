@@ -116,7 +116,7 @@ def rotary_table(positions: Tensor, frequencies: Frequencies, *, dtype: torch.dt
         A `RotaryTable` on the positions' device.
 
     Raises:
-        TypeError: half-precision positions, frequencies or tables.
+        TypeError: half-precision positions, frequencies or tables. ShapeError: a single number without an axis.
 
     Example:
         >>> table = rotary_table(torch.arange(4), Frequencies(torch.tensor([1.0, 0.01], dtype=torch.float64)))
@@ -127,7 +127,12 @@ def rotary_table(positions: Tensor, frequencies: Frequencies, *, dtype: torch.dt
         Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864.
     """
     at, inv_freq = _inputs(positions, frequencies.inv_freq, dtype, "rotary_table")
-    angle = at[..., :, None].to(inv_freq.dtype) * inv_freq[..., None, :]
+    if positions.ndim == 0 or inv_freq.ndim == 0:
+        raise ShapeError(
+            f"rotary_table: positions of {positions.ndim} axes with inv_freq of {inv_freq.ndim}. Expected [*batch, seq] with "
+            "[*batch, pairs]. Give a single position an axis of its own: positions[None]."
+        )
+    angle = at.unsqueeze(-1).to(inv_freq.dtype) * inv_freq.unsqueeze(-2)
     return _table(angle, frequencies.amplitude, dtype, positions.device)
 
 

@@ -70,8 +70,7 @@ _LIBRARY.define(f"rotary_pair_out(Tensor q, Tensor k, {_TWO}, {_TAIL}, Tensor(a!
 
 # fmt: off
 def _rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, first: int, head_axis: int, transposed: bool) -> Tensor:
-    x = _rows(x)
-    out = _like(x)
+    x, out = _rows_and_room(x)
     _turn(x, cos, sin, interleaved, first, head_axis, transposed, out)
     return out
 
@@ -98,8 +97,7 @@ def _rotary_pair(
     q: Tensor, k: Tensor, q_cos: Tensor, q_sin: Tensor, k_cos: Tensor, k_sin: Tensor,
     interleaved: bool, first: int, head_axis: int, transposed: bool,
 ) -> tuple[Tensor, Tensor]:
-    q, k = _rows(q), _rows(k)
-    q_out, k_out = _like(q), _like(k)
+    (q, q_out), (k, k_out) = _rows_and_room(q), _rows_and_room(k)
     _turn_pair(q, k, q_cos, q_sin, k_cos, k_sin, interleaved, first, head_axis, transposed, q_out, k_out)
     return q_out, k_out
 
@@ -121,13 +119,15 @@ def _turn_pair(
         raise ValueError("posenc::rotary_pair: q and k are of different dtypes")
     shared = k_cos is q_cos and k_sin is q_sin
     q_cos, q_sin = _columns(q, q_cos, q_sin)
-    k_cos, k_sin = (q_cos, q_sin) if shared else _columns(k, k_cos, k_sin)
+    tables = [q_cos.data_ptr(), q_sin.data_ptr(), q_cos.shape, q_cos.stride()]
+    if not shared:
+        k_cos, k_sin = _columns(k, k_cos, k_sin)
+        tables += k_cos.data_ptr(), k_sin.data_ptr(), k_cos.shape, k_cos.stride()
     _kernel()(
         CODES[q.dtype], interleaved, first, head_axis, transposed,
         q.data_ptr(), q_out.data_ptr(), q.shape, q.stride(), q_out.stride(),
-        q_cos.data_ptr(), q_sin.data_ptr(), q_cos.shape, q_cos.stride(),
         k.data_ptr(), k_out.data_ptr(), k.shape, k.stride(), k_out.stride(),
-        k_cos.data_ptr(), k_sin.data_ptr(), k_cos.shape, k_cos.stride(),
+        *tables,
     )
 # fmt: on
 
@@ -160,18 +160,21 @@ def _columns(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     return (cos, sin) if steps == sin.stride() and steps[-1] == 1 else (cos.contiguous(), sin.contiguous())
 
 
-def _like(x: Tensor) -> Tensor:
-    """An empty tensor in x's order of memory; in the usual one where x overlaps itself."""
+def _rows_and_room(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x as `_rows`, and an empty tensor in its order of memory; in the usual one where x overlaps itself."""
+    if x.is_contiguous():  # one question for three
+        return x, torch.empty_like(x)
+    x = _rows(x)
     out = torch.empty_like(x)
-    return out if out.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
+    return x, out if out.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _fake(x: Tensor, *rest: Any) -> Tensor:
-    return _like(_rows(x))
+    return _rows_and_room(x)[1]
 
 
 def _fake_pair(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return _like(_rows(q)), _like(_rows(k))
+    return _fake(q), _fake(k)
 
 
 def _batched(operator: Any, tensors: int, info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:

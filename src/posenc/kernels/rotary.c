@@ -443,18 +443,21 @@ static void in_twins(Job *job) {
     job->size[shared] /= 2, job->x_step[shared] *= 2, job->out_step[shared] *= 2, job->rows /= 2;
 }
 
-/* x, out, shape, x strides, out strides, cos, sin, table shape, table strides: 9 arguments per tensor */
-static int read_job(PyObject *const *args, Job *job, int dtype, int pairing, int64_t first, int64_t head_axis, double sign) {
+#define TENSOR 5 /* arguments of a tensor: x, out, shape, x strides, out strides */
+#define TABLE 4  /* of a table: cos, sin, shape, strides */
+
+static int read_job(PyObject *const *tensor, PyObject *const *table, Job *job, int dtype, int pairing, int64_t first,
+                    int64_t head_axis, double sign) {
     int64_t shape[MAX_AXES + 1], x_stride[MAX_AXES + 1], out_stride[MAX_AXES + 1], size[MAX_AXES + 1], stride[MAX_AXES + 1];
+    PyObject *const given[4] = {tensor[0], tensor[1], table[0], table[1]};
     void *address[4];
-    static const int ADDRESSES[4] = {0, 1, 5, 6};
     for (int i = 0; i < 4; i++) {
-        address[i] = PyLong_AsVoidPtr(args[ADDRESSES[i]]);
+        address[i] = PyLong_AsVoidPtr(given[i]);
         if (PyErr_Occurred()) return -1;
     }
-    int axes = numbers(args[2], shape, MAX_AXES + 1), table_axes = axes < 0 ? -1 : numbers(args[7], size, MAX_AXES + 1);
-    if (axes < 1 || table_axes < 1 || numbers(args[3], x_stride, MAX_AXES + 1) != axes ||
-        numbers(args[4], out_stride, MAX_AXES + 1) != axes || numbers(args[8], stride, MAX_AXES + 1) != table_axes) {
+    int axes = numbers(tensor[2], shape, MAX_AXES + 1), table_axes = axes < 0 ? -1 : numbers(table[2], size, MAX_AXES + 1);
+    if (axes < 1 || table_axes < 1 || numbers(tensor[3], x_stride, MAX_AXES + 1) != axes ||
+        numbers(tensor[4], out_stride, MAX_AXES + 1) != axes || numbers(table[3], stride, MAX_AXES + 1) != table_axes) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "rotate: shapes and strides of different lengths, or empty ones");
         return -1;
     }
@@ -496,16 +499,19 @@ static int read_job(PyObject *const *args, Job *job, int dtype, int pairing, int
     return 0;
 }
 
-/* rotate(dtype, interleaved, first, head_axis, transposed, then 9 arguments for each tensor) */
+#define SETTINGS 5
+
+/* rotate(dtype, interleaved, first, head_axis, transposed, one or two tensors, a table for each or one for both) */
 static PyObject *rotate(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     Job jobs[4];
-    if (count != 14 && count != 23) {
-        PyErr_SetString(PyExc_TypeError, "rotate: one or two tensors of nine arguments each were expected");
+    const int tensors = count == SETTINGS + TENSOR + TABLE ? 1 : 2, shared = count == SETTINGS + 2 * TENSOR + TABLE;
+    if (tensors == 2 && !shared && count != SETTINGS + 2 * (TENSOR + TABLE)) {
+        PyErr_SetString(PyExc_TypeError, "rotate: one or two tensors of five arguments, then tables of four, were expected");
         return NULL;
     }
-    int64_t given[5];
-    for (int i = 0; i < 5; i++) {
+    int64_t given[SETTINGS];
+    for (int i = 0; i < SETTINGS; i++) {
         given[i] = PyLong_AsLongLong(args[i]);
         if (given[i] == -1 && PyErr_Occurred()) return NULL;
     }
@@ -516,9 +522,11 @@ static PyObject *rotate(PyObject *self, PyObject *const *args, Py_ssize_t count)
     }
     Work work = {jobs, 0};
     int64_t rows = 0, bytes = 0;
-    for (Py_ssize_t at = 5; at < count; at += 9) {
+    for (int i = 0; i < tensors; i++) {
         Job *job = &jobs[work.count];
-        if (read_job(args + at, job, (int)dtype, (int)pairing, first, head_axis, transposed ? -1.0 : 1.0)) return NULL;
+        PyObject *const *tensor = args + SETTINGS + i * TENSOR;
+        PyObject *const *table = args + SETTINGS + tensors * TENSOR + (shared ? 0 : i * TABLE);
+        if (read_job(tensor, table, job, (int)dtype, (int)pairing, first, head_axis, transposed ? -1.0 : 1.0)) return NULL;
         bytes += job->rows * job->channels * job->stored;
         work.count += in_tiles(job, job + 1);
         for (; job < jobs + work.count; job++) {

@@ -68,7 +68,7 @@ def powers(
     Several bases at once end in an axis of 1: ``[*batch, 1]`` gives ``[*batch, pairs]``.
     """
     turning = rotary_dim if pairs is None else 2 * pairs
-    exponent = torch.arange(0, turning, 2, dtype=torch.int64, device=device).to(dtype) / rotary_dim
+    exponent = torch.arange(0, turning, 2, dtype=dtype, device=device) / rotary_dim
     return torch.pow(base, exponent)
 
 
