@@ -5,27 +5,20 @@
     python benchmarks/gpu.py --dry-run         no GPU: the same code on tiny tensors, under Triton's interpreter
 
 Not yet run on a GPU. Errors are measured against the rotation in float64, as parts of what the arithmetic is allowed: two
-roundings of float32, and one more to a 16-bit dtype. Every round times every contestant once, in a new order; each number
-is the median over rounds, and each ratio the median of ratios inside a round. Peers that are not installed, or that fail,
-are left out and named. Exit code 1 when a check fails, 2 without CUDA.
+roundings of float32, and one more to a 16-bit dtype. Contestants are timed in turn, as side_by_side.py says. Peers that
+are not installed, or that fail, are left out and named. Exit code 1 when a check fails, 2 without CUDA.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import json
 import os
 import platform
-import random
 import statistics
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,11 +29,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from side_by_side import Run, Seconds, imported, in_turn, versions, write
+from side_by_side import summary as medians
 from torch import Tensor
 
 from posenc import Geometric, MRoPE, RotaryTable, apply_rotary, apply_rotary_pair, axis_of_pair, packed, rotary_table
 
-Run = Callable[[], Any]
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "rotary-gpu.json"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 BIG = "1×32×4096×128"
@@ -55,7 +49,7 @@ TINY = {"1×2/1×3×8": ((1, 2, 3, 8), (1, 1, 3, 8))}
 ROUNDING = {torch.float32: 0.0, torch.float64: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """The relative error of storing a float32 result, half a unit in the last place."""
 GRAPH_CALLS = 20
-PACKAGES = ("posenc", "torch", "triton", "transformers", "liger-kernel", "flash-attn")
+PACKAGES = ("triton", "transformers", "liger-kernel", "flash-attn")
 
 
 class Failed(Exception):
@@ -212,18 +206,9 @@ class Peers:
 
     def __init__(self) -> None:
         self.missing: dict[str, str] = {}
-        self.hf = self._import("transformers", "transformers.models.llama.modeling_llama")
-        self.liger = self._import("liger-kernel", "liger_kernel.transformers.rope")
-        self.flash = self._import("flash-attn", "flash_attn.layers.rotary")
-
-    def _import(self, name: str, module: str) -> Any:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return importlib.import_module(module)
-        except Exception as error:
-            self.missing[name] = f"{type(error).__name__}: {error}"[:120]
-            return None
+        self.hf = imported("transformers", "transformers.models.llama.modeling_llama", self.missing)
+        self.liger = imported("liger-kernel", "liger_kernel.transformers.rope", self.missing)
+        self.flash = imported("flash-attn", "flash_attn.layers.rotary", self.missing)
 
     def runs(self, q: Tensor, k: Tensor, table: RotaryTable) -> dict[str, Run]:
         """Each library's way to turn q and k, its table made beforehand and in the dtype that it takes."""
@@ -331,8 +316,8 @@ def measure(
     rounds: int,
     missing: dict[str, str],
     title: str,
-) -> dict[str, list[float]]:
-    """Seconds of each contestant in each round, orders drawn anew; one that fails is left out and named."""
+) -> Seconds:
+    """Seconds of each contestant in each round; one that fails is left out and named."""
     alive = {}
     for name, run in runs.items():
         try:
@@ -346,24 +331,13 @@ def measure(
             missing[f"{name} ({title})"] = f"{type(error).__name__}: {error}"[:300]
         else:
             alive[name] = prepared
-    seconds: dict[str, list[float]] = {name: [] for name in alive}
-    order, draw = list(alive), random.Random(0)
-    for _ in range(rounds):
-        draw.shuffle(order)
-        for name in order:
-            seconds[name].append(time_of(alive[name]))
-    return seconds
+    return in_turn(alive, rounds, time_of)
 
 
-def summary(seconds: dict[str, list[float]], moved: int) -> dict[str, Any]:
-    first = next(iter(seconds.values()))
+def summary(seconds: Seconds, moved: int) -> dict[str, Any]:
+    """With how many bytes of q and k went through memory in a second."""
     return {
-        name: {
-            "seconds": statistics.median(taken),
-            "gigabytes_per_second": round(moved / statistics.median(taken) / 1e9, 1),
-            "ratio": statistics.median(a / b for a, b in zip(taken, first, strict=True)),
-        }
-        for name, taken in seconds.items()
+        name: {**row, "gigabytes_per_second": round(moved / row["seconds"] / 1e9, 1)} for name, row in medians(seconds).items()
     }
 
 
@@ -380,7 +354,7 @@ class Section:
 
     def result(self, rounds: int, missing: dict[str, str]) -> dict[str, Any]:
         seconds = measure(self.make(), self.ready, self.time_of, rounds, missing, self.title)
-        return summary({name: [taken / self.calls for taken in times] for name, times in seconds.items()}, self.moved)
+        return summary({name: [one / self.calls for one in taken] for name, taken in seconds.items()}, self.moved)
 
 
 def sections(kernel: Any, peers: Peers, device: str, *, quick: bool, dry: bool) -> list[Section]:
@@ -417,16 +391,10 @@ def sections(kernel: Any, peers: Peers, device: str, *, quick: bool, dry: bool) 
 
 
 def environment(device: str) -> dict[str, Any]:
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
     told: dict[str, Any] = {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "versions": versions,
+        "versions": versions(PACKAGES),
         "gpu": None,
     }
     if device == "cuda":
@@ -474,12 +442,6 @@ def show(console: Console, title: str, rows: dict[str, Any]) -> None:
     console.print(table)
 
 
-def write(path: Path, result: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
-
-
 @click.command()
 @click.option("--rounds", default=15, show_default=True, help="Rounds of each section.")
 @click.option("--quick", is_flag=True, help="Five rounds, bfloat16, the large shape and one token.")
@@ -504,11 +466,9 @@ def main(rounds: int, quick: bool, dry_run: bool, out: Path | None) -> None:
         sys.exit(2)
     device, console = "cpu" if dry_run else "cuda", Console()
     torch.manual_seed(0)
-    options = [flag for flag, given in (("--quick", quick), ("--dry-run", dry_run)) if given]
+    rounds = 1 if dry_run else 5 if quick else rounds
     result: dict[str, Any] = {
-        "schema": "posenc.benchmark.rotary-gpu/1",
-        "command": " ".join(["python benchmarks/gpu.py", f"--rounds {rounds}", *options]),
-        "date": datetime.now(UTC).date().isoformat(),
+        "rounds": rounds,
         "environment": environment(device),
         "checks": check_all(kernel, device, 1 if dry_run else 20),
         "missing": {},
@@ -519,7 +479,6 @@ def main(rounds: int, quick: bool, dry_run: bool, out: Path | None) -> None:
     if not failed:
         peers = Peers()
         result["missing"] = peers.missing
-        rounds = 1 if dry_run else 5 if quick else rounds
         every = sections(kernel, peers, device, quick=quick, dry=dry_run)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("measuring", total=len(every))
@@ -534,7 +493,7 @@ def main(rounds: int, quick: bool, dry_run: bool, out: Path | None) -> None:
             console.print(f"{name} is left out: {reason}", markup=False, highlight=False)
     path = out or (None if dry_run else RESULT)
     if path is not None:
-        write(path, result)
+        write(path, "posenc.benchmark.rotary-gpu/1", "benchmarks/gpu.py", result)
         console.print(f"Written to {path}", highlight=False)
     if failed:
         click.echo(f"benchmarks/gpu.py: {len(failed)} checks failed, the first: {failed[0]}", err=True)

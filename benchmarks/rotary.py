@@ -8,8 +8,6 @@ allocator and versions go into the result file.
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import click
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from side_by_side import Run, Seconds, Target, environment, judged, measure, show, show_targets, summary, write
+from side_by_side import Run, Seconds, Target, environment, imported, judged, measure, show, show_targets, summary, write
 from torch import Tensor
 
 from posenc import Geometric, RoPE, apply_rotary_, apply_rotary_pair, rotary_table
@@ -56,19 +54,10 @@ class Peers:
 
     def __init__(self) -> None:
         self.missing: dict[str, str] = {}
-        self.hf = self._import("transformers", "transformers.models.llama.modeling_llama")
-        self.ret = self._import("rotary-embedding-torch", "rotary_embedding_torch")
-        self.xt = self._import("x-transformers", "x_transformers.x_transformers")
-        self.tune = self._import("torchtune", "torchtune.modules.position_embeddings")
-
-    def _import(self, name: str, module: str) -> Any:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return importlib.import_module(module)
-        except Exception as error:
-            self.missing[name] = f"{type(error).__name__}: {error}"[:120]
-            return None
+        self.hf = imported("transformers", "transformers.models.llama.modeling_llama", self.missing)
+        self.ret = imported("rotary-embedding-torch", "rotary_embedding_torch", self.missing)
+        self.xt = imported("x-transformers", "x_transformers.x_transformers", self.missing)
+        self.tune = imported("torchtune", "torchtune.modules.position_embeddings", self.missing)
 
     def runs(self, q: Tensor, k: Tensor, *, compiled: bool = True) -> dict[str, Run]:
         """Each library's way to turn q and k, its table made beforehand."""

@@ -7,6 +7,7 @@ each number is the median over rounds of a ratio taken inside a round.
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.metadata
 import json
 import os
@@ -15,6 +16,7 @@ import random
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -40,23 +42,32 @@ class Target:
 
 
 def measure(runs: Mapping[str, Run], rounds: int, repeats: int, warm_ups: int = 2) -> Seconds:
-    """Seconds of each contestant in each round, orders drawn anew."""
+    """Seconds of each contestant in each round, of so many calls in a row."""
     for run in runs.values():
         for _ in range(warm_ups):
             run()  # compile, allocate
+
+    def seconds_of(run: Run) -> float:
+        gc.collect()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        return (time.perf_counter() - start) / repeats
+
+    gc.disable()
+    seconds = in_turn(runs, rounds, seconds_of)
+    gc.enable()
+    return seconds
+
+
+def in_turn(runs: Mapping[str, Run], rounds: int, seconds_of: Callable[[Run], float]) -> Seconds:
+    """What a clock of your own says of each contestant in each round, orders drawn anew."""
     seconds: Seconds = {name: [] for name in runs}
     order, draw = list(runs), random.Random(0)
-    gc.disable()
     for _ in range(rounds):
         draw.shuffle(order)
         for name in order:
-            run = runs[name]
-            gc.collect()
-            start = time.perf_counter()
-            for _ in range(repeats):
-                run()
-            seconds[name].append((time.perf_counter() - start) / repeats)
-    gc.enable()
+            seconds[name].append(seconds_of(runs[name]))
     return seconds
 
 
@@ -87,14 +98,30 @@ def verdict(target: Target, measured: float | None) -> dict[str, Any]:
     return {**asdict(target), "measured": measured, "met": None if measured is None else measured <= target.at_most}
 
 
-def environment(packages: Sequence[str]) -> dict[str, Any]:
-    """Versions and hardware, enough to run it again."""
-    versions = {}
+def imported(name: str, module: str, missing: dict[str, str]) -> Any:
+    """Another library's module, or ``None`` and a line in ``missing``: importing it may fail in ways of its own."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(module)
+    except Exception as error:
+        missing[name] = f"{type(error).__name__}: {error}"[:120]
+        return None
+
+
+def versions(packages: Sequence[str]) -> dict[str, str | None]:
+    """Of torch, these packages and posenc; ``None`` where one is not installed."""
+    found: dict[str, str | None] = {}
     for package in ("torch", *packages, "posenc"):
         try:
-            versions[package] = importlib.metadata.version(package)
+            found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
+            found[package] = None
+    return found
+
+
+def environment(packages: Sequence[str]) -> dict[str, Any]:
+    """Versions and hardware, enough to run it again."""
     cpu = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor())
     variables = ("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "LD_PRELOAD", "OMP_NUM_THREADS", "KMP_AFFINITY")
     return {
@@ -107,7 +134,7 @@ def environment(packages: Sequence[str]) -> dict[str, Any]:
             "libc": " ".join(platform.libc_ver()),
             **{name: os.environ[name] for name in variables if name in os.environ},
         },
-        "versions": versions,
+        "versions": versions(packages),
     }
 
 
