@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import os
 import sys
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.kernels.same_bits import BF16, DTYPES, F16, F32, F64, PAIRINGS, same, table_of
 
 from posenc import BackendRefused, RotaryTable, ShapeError, apply_rotary, apply_rotary_, apply_rotary_pair, explain
-from posenc.core import apply
+from posenc.core import apply, rotary_backends
+from posenc.core.rotary_backends import may_share
 
 HALF = {"pairing": "half"}
 AT = torch.tensor([[0, 1, 2, 500, 7], [3, 3, 90, 11, 1_000_003]])
@@ -101,9 +106,11 @@ def test_the_buffers_of_a_pair_are_checked(backend):
     def into(*out):
         return apply_rotary_pair(q, k, table, out=out, backend=backend, **HALF)
 
-    with pytest.raises(TypeError, match=r"apply_rotary_pair: out is a tuple\. Expected two tensors, out=\(q_out, k_out\)"):
+    with pytest.raises(
+        TypeError, match=r"apply_rotary_pair: out is \['Tensor'\]\. Expected a tuple of two tensors, out=\(q_out, k_out\)"
+    ):
         into(torch.empty_like(q))
-    with pytest.raises(TypeError, match=r"apply_rotary_pair: out is a Tensor\. Expected two tensors"):
+    with pytest.raises(TypeError, match=r"apply_rotary_pair: out is Tensor\. Expected a tuple of two tensors"):
         apply_rotary_pair(q, k, table, out=q, backend=backend, **HALF)
     with pytest.raises(ShapeError, match=r"out is torch.float64 of shape .*Expected torch.float32"):
         into(torch.empty_like(q), torch.empty_like(k).double())
@@ -112,6 +119,130 @@ def test_the_buffers_of_a_pair_are_checked(backend):
         into(one, one)
     with pytest.raises(ValueError, match="out= with a tensor that needs a gradient"):
         apply_rotary_pair(q, k.requires_grad_(), table, out=(torch.empty_like(q), one), backend=backend, **HALF)
+
+
+def test_queries_and_keys_of_different_width_are_turned_before_either_is_written(backend):
+    memory, table = torch.randn(80 + 64), table_of(AT[0, :4], 2)
+    q, k = memory[80:].view(1, 2, 4, 8), memory[:80].view(1, 2, 4, 10)
+    expected = apply_rotary_pair(q.clone(), k.clone(), table, backend="reference", **HALF)
+    outs = memory[:64].view(1, 2, 4, 8), torch.empty(1, 2, 4, 10)  # q goes where k is still to be read
+    assert all(map(same, apply_rotary_pair(q, k, table, out=outs, backend=backend, **HALF), expected))
+    held = torch.empty(8, 4)
+    held[:, :2], held[:, 2:] = torch.cat(list(table)), torch.cat(list(table))
+    inside = RotaryTable(held[:4, :2], held[4:, :2])
+    outs = held.view(1, 1, 4, 8), torch.empty(1, 2, 4, 10)  # and where the table is
+    expected = apply_rotary_pair(q[:, :1], k, table, backend="reference", **HALF)
+    assert all(map(same, apply_rotary_pair(q[:, :1], k, inside, out=outs, backend=backend, **HALF), expected))
+
+
+def test_queries_and_keys_of_different_width_are_checked_before_either_is_written(backend):
+    q, k, table = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 10), table_of(AT[0], 4)
+    before, memory = q.clone(), torch.zeros(160)
+
+    def into(out, k_table=None):
+        return apply_rotary_pair(q, k, table, k_table, out=out, backend=backend, **HALF)
+
+    with pytest.raises(ValueError, match="the two tensors of out share memory"):
+        into((memory[:80].view(1, 2, 5, 8), memory[40:140].view(1, 2, 5, 10)))
+    with pytest.raises(ShapeError, match=r"table of shape \(3, 4\)"):
+        into((q, k), table_of(AT[0, :3], 4))
+    for out in ((q,), (q, None), [q, k]):
+        with pytest.raises(TypeError, match="Expected a tuple of two tensors"):
+            into(out)
+    assert torch.equal(q, before)
+    assert not memory.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_of_a_fused_projection_turn_in_place(dtype, backend):
+    fused, table = randn(2, 5, 3, 2, 8, dtype=dtype), tables(dtype)
+    q, k, v = fused.unbind(2)
+    expected = *apply_rotary_pair(q, k, table, head_axis=-2, backend="reference", **HALF), v.clone()
+    apply_rotary_pair(q, k, table, head_axis=-2, out=(q, k), backend=backend, **HALF)
+    assert all(map(same, fused.unbind(2), expected))
+
+
+@st.composite
+def views(draw):
+    """A tensor that lies anyhow in the first bytes of some memory."""
+    dtype = draw(st.sampled_from([BF16, F32, F64]))
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    steps = draw(st.lists(st.integers(0, 9), min_size=len(shape), max_size=len(shape)))
+    return dtype, shape, steps, draw(st.integers(0, 12))
+
+
+@given(views(), views())
+def test_shared_memory_is_found_byte_by_byte(one, other):
+    memory = torch.zeros(2048, dtype=torch.uint8)
+
+    def bytes_of(dtype, shape, steps, offset):
+        firsts = [offset + sum(map(operator.mul, index, steps)) for index in itertools.product(*map(range, shape))]
+        return {first * dtype.itemsize + byte for first in firsts for byte in range(dtype.itemsize)}
+
+    tensors = [torch.as_strided(memory.view(dtype), shape, steps, at) for dtype, shape, steps, at in (one, other)]
+    assert may_share(*tensors) is bool(bytes_of(*one) & bytes_of(*other))
+
+
+def test_a_search_for_shared_memory_that_takes_too_long_is_cut_short(monkeypatch):
+    monkeypatch.setattr(rotary_backends, "MOST_TRIES", 3)
+    memory = torch.zeros(40_000)
+    one, other = (torch.as_strided(memory, (5, 5, 5), (3000, 3001, 3002), at) for at in (0, 1_000))
+    assert may_share(one, other)
+    monkeypatch.undo()
+    assert not may_share(one, other)
+
+
+def test_tensors_of_inference_mode_are_written_in_that_mode_alone(backend):
+    table = table_of(AT[0], 4)
+    with torch.inference_mode():
+        x = torch.randn(2, 5, 8)
+        assert apply_rotary_(x, table, backend=backend, **HALF) is x
+        apply_rotary(x, table, out=torch.empty_like(x), backend=backend, **HALF)
+    for call in (
+        lambda: apply_rotary_(x, table, backend=backend, **HALF),
+        lambda: apply_rotary_(x, table, **HALF),
+        lambda: apply_rotary(torch.randn(2, 5, 8), table, out=x, backend=backend, **HALF),
+    ):
+        with pytest.raises(ValueError, match=r"made under torch\.inference_mode\(\) and cannot be written outside it"):
+            call()
+
+
+def test_the_result_is_contiguous_where_channels_do_not_lie_together(backend):
+    table = table_of(range(4), 4)
+    for x in (torch.randn(2, 3, 4, 8).to(memory_format=torch.channels_last), torch.randn(8, 2, 3, 4).permute(1, 2, 3, 0)):
+        assert apply_rotary(x, table, backend=backend, **HALF).is_contiguous()
+
+
+X, GOOD = torch.randn(2, 3, 5, 8), table_of(AT[0], 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: apply_rotary(X, GOOD, start=2**70, **HALF), ShapeError, f"start = {2**70}"),
+        (lambda: apply_rotary(X, GOOD, start=-(2**70), **HALF), ShapeError, f"start = -{2**70}"),
+        (lambda: apply_rotary(X, GOOD, head_axis=-3.0, **HALF), ValueError, r"head_axis = -3\.0"),
+        (lambda: apply_rotary(X, GOOD, head_axis=torch.tensor([-3, -2]), **HALF), ValueError, "head_axis = tensor"),
+        (lambda: apply_rotary(X, RotaryTable(GOOD.cos, None), **HALF), TypeError, "the table holds a Tensor and a NoneType"),
+        (lambda: apply_rotary_(X, RotaryTable(GOOD.cos, None), **HALF), TypeError, "the table holds a Tensor and a NoneType"),
+        (
+            lambda: apply_rotary(X, RotaryTable(*(t.numpy() for t in GOOD)), **HALF),
+            TypeError,
+            "holds a ndarray .* torch.from_numpy",
+        ),
+        (lambda: apply_rotary(X, RotaryTable(*(t.to_sparse() for t in GOOD)), **HALF), ShapeError, "torch.sparse_coo and"),
+        (lambda: apply_rotary_(X.to_sparse(), GOOD, **HALF), ShapeError, r"x of 4 axes \(torch.sparse_coo\)"),
+        (lambda: apply_rotary_(None, GOOD, **HALF), TypeError, "x is a NoneType"),
+        (lambda: apply_rotary_(X, None, **HALF), TypeError, "the table a NoneType"),
+        (lambda: apply_rotary_pair(None, X, GOOD, **HALF), TypeError, "x is a NoneType"),
+        (lambda: apply_rotary_pair(X, None, GOOD, **HALF), TypeError, "x is a NoneType"),
+        (lambda: apply_rotary(X, GOOD, out="a", **HALF), TypeError, "apply_rotary: out is a str. Expected a tensor"),
+        (lambda: apply_rotary(X, GOOD, out=(X,), **HALF), TypeError, "apply_rotary: out is a tuple. Expected a tensor"),
+    ],
+)
+def test_what_is_no_tensor_no_table_or_no_number_is_told_in_words(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_a_backward_notices_that_a_pair_was_overwritten(backend):

@@ -150,6 +150,20 @@ def test_frequencies_may_differ_per_sequence():
         ({"dtype": F16}, TypeError, r"dtype = torch\.float16"),
         ({"positions": torch.tensor(3)}, ShapeError, r"positions of 0 axes .* positions\[None\]"),
         ({"frequencies": Frequencies(torch.tensor(1.0))}, ShapeError, "inv_freq of 0"),
+        ({"frequencies": torch.ones(2)}, TypeError, "frequencies are Tensor"),
+        ({"frequencies": Frequencies([1.0, 0.1])}, TypeError, "frequencies are Frequencies of a list"),
+        ({"frequencies": Frequencies(torch.ones(2), None)}, TypeError, "amplitude = None"),
+        ({"frequencies": Frequencies(torch.ones(2), True)}, TypeError, "amplitude = True"),
+        (
+            {"positions": torch.zeros(2, 3), "frequencies": Frequencies(torch.ones(3, 2))},
+            ShapeError,
+            r"batch \(2,\) with .* \(3,\)",
+        ),
+        (
+            {"positions": torch.zeros(2, 3), "frequencies": Frequencies(torch.ones(2), torch.ones(3))},
+            ShapeError,
+            r"amplitudes of \(3,\)",
+        ),
     ],
 )
 def test_tables_of_wrong_input_are_refused(change, error, message):
@@ -183,6 +197,11 @@ def test_equal_axes_that_share_the_pairs_are_one_axis():
 def test_other_axes_are_refused(positions):
     with pytest.raises(ShapeError, match="Use rotary_table for positions of one axis"):
         rotary_table_nd(positions, Frequencies(torch.ones(2, 4, dtype=F64)))
+
+
+def test_no_axes_at_all_are_refused():
+    with pytest.raises(ShapeError, match=r"positions \(3, 0\) with inv_freq \(0, 4\).* one axis or more"):
+        rotary_table_nd(torch.zeros(3, 0), Frequencies(torch.ones(0, 4)))
 
 
 # --- the rotation -----------------------------------------------------------------------------------------------------

@@ -64,11 +64,12 @@ def test_half_gradients_round_once(pairing):
     assert all(same(mine, true.to(BF16)) for mine, true in zip(found, wide, strict=True))
 
 
-@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "native", "reference"])
 def test_only_what_asks_gets_a_gradient(backend):
     q, k, table = leaves()
     for one, other in ((q, k.detach()), (q.detach(), k)):
         out = apply_rotary_pair(one, other, table, pairing="half", backend=backend)
+        assert [x.requires_grad for x in out] == [one.requires_grad, other.requires_grad]
         want = one if one.requires_grad else other
         (grad,) = torch.autograd.grad(sum(x.square().sum() for x in out), want)
         # cos² + sin² is 1.3² everywhere, so the squared norm grows by that, and its gradient too

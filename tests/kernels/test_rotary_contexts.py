@@ -12,7 +12,7 @@ from tests.kernels.same_bits import BF16, F32, F64, PAIRINGS, same, table_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.func import grad, hessian, jacrev, jvp, vjp, vmap
+from torch.func import functionalize, grad, hessian, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -65,8 +65,28 @@ def test_jit_traces_the_arithmetic(requires_grad):
 def test_make_fx(mode, requires_grad):
     q, k, table = given(requires_grad=requires_grad)
     graph = make_fx(turn, tracing_mode=mode)(q, k, *table)
+    assert "posenc" not in graph.code
     other = torch.randn_like(q), torch.randn_like(k), RotaryTable(table.sin, table.cos)
     assert all(map(same, graph(*other[:2], *other[2]), truth(*other)))
+
+
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_what_make_fx_recorded_has_every_gradient(requires_grad, pre_dispatch):
+    q, k, table = given(requires_grad=requires_grad)
+    graph = make_fx(lambda q, *table: turn_one(2 * q, *table), pre_dispatch=pre_dispatch)(q, *table)
+    inputs, tangents = (q.detach(), *table), (k.detach().repeat(1, 2, 1, 1), table.sin, table.cos)
+
+    def expected(q, *table):
+        return apply_rotary(2 * q, RotaryTable(*table), backend="reference", **HALF)
+
+    for mine, true in zip(jvp(graph, inputs, tangents), jvp(expected, inputs, tangents), strict=True):
+        assert torch.equal(mine, true)
+    for found in (graph, expected):
+        every = [x.clone().requires_grad_() for x in inputs]
+        found(*every).square().sum().backward()
+        assert all(bool(x.grad.any()) for x in every)
+    assert bool(grad(lambda q: graph(q, *table).square().sum())(inputs[0]).any())
 
 
 def test_compiles_whole():
@@ -88,11 +108,39 @@ def test_compiles_in_place_and_into_out():
         apply_rotary(x, table, out=out, **HALF)
         return apply_rotary_(x, table, **HALF)
 
-    q, _, table = given()
+    q, k, table = given()
     expected, out, x = apply_rotary(q, table, **HALF), torch.empty_like(q), q.clone()
     compiled(x, out, *table)
     assert same(x, expected)
     assert same(out, expected)
+    for outs in ((q.clone(), k.clone()), (torch.empty_like(q), torch.empty_like(k))):
+        torch.compile(turn_pair_into, fullgraph=True, backend="aot_eager")(q, k, *table, *outs)
+        assert all(map(same, outs, truth(q, k, table)))
+
+
+def turn_pair_into(q, k, cos, sin, q_out, k_out):
+    return apply_rotary_pair(q, k, RotaryTable(cos, sin), out=(q_out, k_out), **HALF)
+
+
+def turn_pair_in_place(q, k, cos, sin):
+    return turn_pair_into(q, k, cos, sin, q, k)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx_in_place(mode):
+    q, k, table = given()
+    graph = make_fx(turn_pair_in_place, tracing_mode=mode)(q.clone(), k.clone(), *table)
+    assert all(map(same, graph(q.clone(), k.clone(), *table), truth(q, k, table)))
+
+
+def test_transforms_in_place():
+    q, k, table = given()
+    for transformed in (vmap(turn_pair_in_place), functionalize(turn_pair_in_place)):
+        assert all(map(same, transformed(q.clone(), k.clone(), *table), truth(q, k, table)))
+    one = vmap(lambda q, cos, sin: apply_rotary_(q, RotaryTable(cos, sin), **HALF))(q.clone(), *table)
+    assert same(one, truth(q, k, table)[0])
+    _, tangent = jvp(lambda q: apply_rotary_(q.clone(), table, **HALF), (q,), (q,))
+    assert same(tangent, truth(q, k, table)[0])
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -129,6 +177,7 @@ def test_meta_tensors():
     q, k, table = (x.to("meta") if isinstance(x, Tensor) else RotaryTable(*(t.to("meta") for t in x)) for x in given())
     assert [x.device.type for x in turn(q, k, *table)] == ["meta"] * 2
     assert apply_rotary_(q, table, **HALF).is_meta
+    assert turn_pair_in_place(q, k, *table)[1] is k
     assert "it serves the CPU, and the tensors are on meta" in reason(q, table)
 
 

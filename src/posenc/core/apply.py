@@ -15,9 +15,12 @@ from torch.autograd import forward_ad
 
 from posenc.core.backends import Verdict, choose, judge
 from posenc.core.checks import check_integers
-from posenc.core.rotary import Pairing, RotaryTable
+from posenc.core.rotary import Pairing, RotaryTable, is_head_axis
 from posenc.core.rotary_backends import ROTARY_BACKENDS, RotaryBackend, RotaryCall, Turned, count_write, may_share
 from posenc.errors import ShapeError
+
+FARTHEST = 2**31
+"""No head is as wide: a start beyond it is told of in words, before an operator's 64 bits overflow."""
 
 
 def apply_rotary(
@@ -50,11 +53,13 @@ def apply_rotary(
             ``"triton"`` (CUDA; not yet run on a GPU, so never chosen by itself). The first two give the same bits; `explain` says which one serves a call.
 
     Returns:
-        The rotated tensor: ``x``'s shape, dtype, device and stride order; never aliases ``x`` unless ``out`` does.
+        The rotated tensor: ``x``'s shape, dtype, device and, in eager mode, stride order (contiguous where x's channels
+        do not lie together); never aliases ``x`` unless ``out`` does.
 
     Raises:
         TypeError: half-precision tables, or integer ``x``.
         ShapeError: a table that does not fit ``x``.
+        ValueError: an unknown pairing or head axis; an ``out`` that overlaps itself, or one that needs a gradient.
         BackendRefused: the named backend does not serve the call.
 
     Example:
@@ -108,15 +113,18 @@ def apply_rotary_pair(
         (True, tensor([-1.,  1.]))
     """
     k_table = table if k_table is None else k_table
-    outs = (None, None) if out is None else out
     if backend == "auto" and out is None and not torch.compiler.is_compiling():
         turned = _at_once((q, k), (table, k_table), pairing, head_axis, start)
         if turned is not None:
             return turned[0], turned[1]
-    if q.shape[-1:] != k.shape[-1:] or (torch.compiler.is_compiling() and _exports_to_onnx()):
+    if out is None and torch.compiler.is_compiling() and _exports_to_onnx():
         return (
-            apply_rotary(q, table, pairing=pairing, head_axis=head_axis, start=start, out=outs[0], backend=backend),
-            apply_rotary(k, k_table, pairing=pairing, head_axis=head_axis, start=start, out=outs[1], backend=backend),
+            apply_rotary(q, table, pairing=pairing, head_axis=head_axis, start=start, backend=backend),
+            apply_rotary(k, k_table, pairing=pairing, head_axis=head_axis, start=start, backend=backend),
+        )
+    if isinstance(q, Tensor) and isinstance(k, Tensor) and q.shape[-1:] != k.shape[-1:]:
+        return _run_apart(
+            [_checked((x,), (own,), pairing, head_axis, start) for x, own in ((q, table), (k, k_table))], backend, out
         )
     call = _checked((q, k), (table, k_table), pairing, head_axis, start)
     rotated_q, rotated_k = _run(call, backend, out)
@@ -147,6 +155,9 @@ def apply_rotary_(
         >>> apply_rotary_(x, table, pairing="half")
         tensor([[[-1.,  1.]]])
     """
+    if backend == "auto" and not torch.compiler.is_compiling() and _in_place_at_once(x, table, pairing, head_axis, start):
+        return x
+    call = _checked((x,), (table,), pairing, head_axis, start)
     if torch.is_grad_enabled() and (x.requires_grad or any(part.requires_grad for part in table)):
         raise ValueError(
             "apply_rotary_: x or the table needs a gradient, and turning in place would overwrite what backward reads. Expected "
@@ -157,9 +168,11 @@ def apply_rotary_(
             f"apply_rotary_: x of shape {tuple(x.shape)} with strides {x.stride()} overlaps itself. Expected memory of its own for "
             "each entry. Call contiguous() first."
         )
-    if backend == "auto" and not torch.compiler.is_compiling() and _in_place_at_once(x, table, pairing, head_axis, start):
-        return x
-    call = _checked((x,), (table,), pairing, head_axis, start)
+    if _sealed(x):
+        raise ValueError(
+            "apply_rotary_: x was made under torch.inference_mode() and cannot be written outside it. Expected the mode, or a tensor "
+            "of its own. Use apply_rotary, or turn inside torch.inference_mode()."
+        )
     _chosen(call, backend).run_into(call, (x,))
     return x
 
@@ -195,15 +208,18 @@ def _at_once(
     if (
         native is None
         or pairing not in ("half", "interleaved")
-        or head_axis not in (-3, -2, None)
+        or not is_head_axis(head_axis)
         or type(start) is not int
+        or not -FARTHEST < start < FARTHEST
         or forward_ad._current_level >= 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack()
+        or torch._ops._len_torch_dispatch_stack_pre_dispatch()
     ):
         return None
     parts: list[Tensor] = []
-    grad, needs_gradient = torch.is_grad_enabled(), False
+    grad = torch.is_grad_enabled()
     for table in tables:
         if parts and table is tables[0]:
             parts += parts
@@ -217,7 +233,9 @@ def _at_once(
     for x in tensors:
         if type(x) is not Tensor or not x.is_cpu:
             return None
-        needs_gradient = needs_gradient or (grad and x.requires_grad)
+    needs_gradient = grad and tensors[0].requires_grad
+    if grad and tensors[-1].requires_grad is not needs_gradient:
+        return None
     try:
         first = start
         if start < 0:
@@ -239,9 +257,11 @@ def _at_once(
 
 def _in_place_at_once(x: Tensor, table: RotaryTable, pairing: Pairing, head_axis: int | None, start: int) -> bool:
     """Turn in place by the compiled kernel as `_at_once` does; false when the long way is needed."""
-    if type(x) is not Tensor or type(table) is not RotaryTable or not x.is_cpu or x.is_neg() or x.stride()[-1:] != (1,):
+    if type(x) is not Tensor or type(table) is not RotaryTable or not x.is_cpu or x.is_neg() or x.layout is not torch.strided:
         return False
-    if may_share(x, table.cos) or may_share(x, table.sin):
+    if x.stride()[-1:] != (1,) or _overlaps(x) or _sealed(x) or (torch.is_grad_enabled() and x.requires_grad):
+        return False
+    if any(type(part) is not Tensor or part.layout is not torch.strided or may_share(x, part) for part in table):
         return False
     return _at_once((x,), (table,), pairing, head_axis, start, outs=(x,)) is not None
 
@@ -263,15 +283,23 @@ def _chosen(call: RotaryCall, backend: str) -> RotaryBackend:
 def _run(call: RotaryCall, backend: str, outs: tuple[Tensor, ...] | None) -> Turned:
     if outs is None:
         return _chosen(call, backend).run(call)
-    _check_outs(call, outs)
+    _check_outs(call.tensors, call.tables, outs)
     _chosen(call, backend).run_into(call, outs)
     return outs
+
+
+def _run_apart(calls: list[RotaryCall], backend: str, outs: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Queries and keys of different width, each turned before either is written."""
+    if outs is not None:
+        _check_outs(tuple(call.tensors[0] for call in calls), tuple(call.tables[0] for call in calls), outs)
+    q, k = (_chosen(call, backend).run(call)[0] for call in calls)
+    return (q, k) if outs is None else (outs[0].copy_(q), outs[1].copy_(k))
 
 
 def _checked(
     tensors: tuple[Tensor, ...], tables: tuple[RotaryTable, ...], pairing: Pairing, head_axis: int | None, start: int
 ) -> RotaryCall:
-    if head_axis not in (-3, -2, None):
+    if not is_head_axis(head_axis):
         raise ValueError(
             f"apply_rotary: head_axis = {head_axis!r}. Expected -3 for [batch, heads, seq, head_dim], -2 for [batch, seq, heads, "
             "head_dim], or None for a table that broadcasts as it stands. Count axes from the end."
@@ -306,6 +334,11 @@ def _rotating(x: Tensor, table: RotaryTable, pairing: Pairing, start: int) -> tu
             f"apply_rotary: x is a {type(x).__name__} and the table a {type(table).__name__}. Expected a tensor and a RotaryTable. "
             "Make the table with rotary_table, or RotaryTable(cos, sin) with one column per pair."
         )
+    if not isinstance(table.cos, Tensor) or not isinstance(table.sin, Tensor):
+        raise TypeError(
+            f"apply_rotary: the table holds a {type(table.cos).__name__} and a {type(table.sin).__name__}. Expected two tensors. Make "
+            "it with rotary_table, or torch.from_numpy."
+        )
     if table.cos.dtype not in (torch.float32, torch.float64) or table.sin.dtype != table.cos.dtype:
         raise TypeError(
             f"apply_rotary: the table is {table.cos.dtype} and {table.sin.dtype}. Expected float32 or float64. A "
@@ -314,10 +347,11 @@ def _rotating(x: Tensor, table: RotaryTable, pairing: Pairing, start: int) -> tu
         )
     if not x.is_floating_point():
         raise TypeError(f"apply_rotary: x is {x.dtype}. Expected a floating dtype. Pass queries or keys.")
-    if x.layout is not torch.strided or x.ndim == 0 or table.cos.ndim == 0:
+    if any(part.is_nested or part.layout is not torch.strided or part.ndim == 0 for part in (x, *table)):
+        layouts = ["nested" if part.is_nested else str(part.layout) for part in (x, *table)]
         raise ShapeError(
-            f"apply_rotary: x of {x.ndim} axes ({x.layout}) with a table of {table.cos.ndim}. Expected dense tensors of one axis or "
-            "more. Use to_dense() or a padded tensor."
+            f"apply_rotary: x of {x.ndim} axes ({layouts[0]}) with a table of {table.cos.ndim} and {table.sin.ndim} ({layouts[1]} and "
+            f"{layouts[2]}). Expected dense tensors of one axis or more. Use to_dense() or a padded tensor."
         )
     if table.cos.device != x.device or table.sin.device != x.device:
         raise ValueError(
@@ -333,6 +367,11 @@ def _rotating(x: Tensor, table: RotaryTable, pairing: Pairing, start: int) -> tu
             "one column per pair, not per channel."
         )
     return first, pairs
+
+
+def _sealed(x: Tensor) -> bool:
+    """Whether torch forbids writing to it here: a tensor of inference mode, which counts no versions, outside that mode."""
+    return not torch.compiler.is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def _overlaps(x: Tensor) -> bool:
@@ -367,13 +406,16 @@ def _onnx_node(x: Tensor, table: RotaryTable, pairing: Pairing) -> Tensor:
     return turned
 
 
-def _check_outs(call: RotaryCall, outs: tuple[Tensor, ...]) -> None:
-    if not isinstance(outs, tuple) or len(outs) != len(call.tensors) or not all(isinstance(out, Tensor) for out in outs):
+def _check_outs(tensors: Turned, tables: tuple[RotaryTable, ...], outs: object) -> None:
+    if len(tensors) == 1 and isinstance(outs, tuple) and not isinstance(outs[0], Tensor):
+        raise TypeError(f"apply_rotary: out is a {type(outs[0]).__name__}. Expected a tensor. Pass torch.empty_like(x).")
+    if not isinstance(outs, tuple) or len(outs) != len(tensors) or not all(isinstance(out, Tensor) for out in outs):
+        given = [type(out).__name__ for out in outs] if isinstance(outs, tuple) else type(outs).__name__
         raise TypeError(
-            f"apply_rotary_pair: out is a {type(outs).__name__}. Expected two tensors, out=(q_out, k_out). Pass torch.empty_like(q) "
-            "and torch.empty_like(k)."
+            f"apply_rotary_pair: out is {given}. Expected a tuple of two tensors, out=(q_out, k_out). Pass "
+            "torch.empty_like(q) and torch.empty_like(k)."
         )
-    for x, table, out in zip(call.tensors, call.tables, outs, strict=True):
+    for x, table, out in zip(tensors, tables, outs, strict=True):
         _check_out(x, table, out)
     if len(outs) == 2 and may_share(*outs):
         raise ValueError(
@@ -396,6 +438,11 @@ def _check_out(x: Tensor, table: RotaryTable, out: Tensor) -> None:
         raise ValueError(
             f"apply_rotary: out of shape {tuple(out.shape)} with strides {out.stride()} overlaps itself. Expected memory of its own for "
             "each entry. Pass torch.empty_like(x)."
+        )
+    if _sealed(out):
+        raise ValueError(
+            "apply_rotary: out was made under torch.inference_mode() and cannot be written outside it. Expected the mode, or a tensor "
+            "of its own. Pass torch.empty_like(x) made here."
         )
     table_grad = any(part.requires_grad for part in table)
     if torch.is_grad_enabled() and (x.requires_grad or table_grad or out.requires_grad):

@@ -13,12 +13,12 @@ from posenc.core.rotary import (
     Frequencies,
     Pairing,
     RotaryTable,
+    check_frequencies,
     check_rotary_settings,
     rotary_span,
     rotary_table_nd,
 )
 from posenc.core.sites import RotaryEncoding
-from posenc.errors import ShapeError
 
 Part = tuple[int, slice]
 """An axis and the pairs that read it; a later part takes over pairs of an earlier one."""
@@ -108,11 +108,8 @@ class AxesRotary(RotaryEncoding):
         """
         if frequencies is None:
             frequencies = self._frequencies(positions.device if isinstance(positions, Tensor) else torch.device("cpu"))
-        elif frequencies.inv_freq.shape[-1] != self.rotary_dim // 2:
-            raise ShapeError(
-                f"{type(self).__name__}.prepare: frequencies of {frequencies.inv_freq.shape[-1]} pairs. Expected "
-                f"{self.rotary_dim // 2}, for rotary_dim = {self.rotary_dim}. Give one frequency per pair, for all axes together."
-            )
+        else:
+            check_frequencies(frequencies, name=f"{type(self).__name__}.prepare", rotary_dim=self.rotary_dim)
         matrix = Frequencies(spread(frequencies.inv_freq, self.parts, self.axes), frequencies.amplitude)
         table = rotary_table_nd(positions, matrix, dtype=dtype)
         return table, table if k_positions is None else rotary_table_nd(k_positions, matrix, dtype=dtype)

@@ -80,6 +80,11 @@ def rotary_span(name: str, head_dim: int, rotary_dim: int | None, start: int) ->
     return turning, first
 
 
+def is_head_axis(head_axis: object) -> bool:
+    """Whether it is -3, -2 or ``None``; -3.0 and tensors, which compare equal in their ways, are not."""
+    return head_axis is None or (type(head_axis) is int and head_axis in (-3, -2))
+
+
 def check_rotary_settings(name: str, pairing: object, head_axis: object, angle_dtype: object) -> None:
     """Refuse settings that no rotary module takes.
 
@@ -92,9 +97,9 @@ def check_rotary_settings(name: str, pairing: object, head_axis: object, angle_d
         )
     if angle_dtype not in (torch.float32, torch.float64):
         raise TypeError(f"{name}: angle_dtype = {angle_dtype}. Expected torch.float64 or torch.float32. Use float64.")
-    if head_axis not in (-3, -2, None):
+    if not is_head_axis(head_axis):
         raise ValueError(
-            f"{name}: head_axis = {head_axis}. Expected -3 for [batch, heads, seq, head_dim], -2 for [batch, seq, heads, "
+            f"{name}: head_axis = {head_axis!r}. Expected -3 for [batch, heads, seq, head_dim], -2 for [batch, seq, heads, "
             "head_dim] or None without heads. Pass the one of your layout."
         )
 
@@ -116,7 +121,8 @@ def rotary_table(positions: Tensor, frequencies: Frequencies, *, dtype: torch.dt
         A `RotaryTable` on the positions' device.
 
     Raises:
-        TypeError: half-precision positions, frequencies or tables. ShapeError: a single number without an axis.
+        TypeError: half-precision positions, frequencies or tables. ShapeError: a single number without an axis,
+            or batches that differ.
 
     Example:
         >>> table = rotary_table(torch.arange(4), Frequencies(torch.tensor([1.0, 0.01], dtype=torch.float64)))
@@ -126,12 +132,13 @@ def rotary_table(positions: Tensor, frequencies: Frequencies, *, dtype: torch.dt
     References:
         Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864.
     """
-    at, inv_freq = _inputs(positions, frequencies.inv_freq, dtype, "rotary_table")
+    at, inv_freq = _inputs(positions, frequencies, dtype, "rotary_table")
     if positions.ndim == 0 or inv_freq.ndim == 0:
         raise ShapeError(
             f"rotary_table: positions of {positions.ndim} axes with inv_freq of {inv_freq.ndim}. Expected [*batch, seq] with "
             "[*batch, pairs]. Give a single position an axis of its own: positions[None]."
         )
+    _check_batches(positions.shape[:-1], inv_freq.shape[:-1], frequencies.amplitude, "rotary_table")
     angle = at.unsqueeze(-1).to(inv_freq.dtype) * inv_freq.unsqueeze(-2)
     return _table(angle, frequencies.amplitude, dtype, positions.device)
 
@@ -152,12 +159,13 @@ def rotary_table_nd(positions: Tensor, frequencies: Frequencies, *, dtype: torch
         tensor([[-0.9900,  1.0000],
                 [ 1.0000, -0.9900]])
     """
-    at, inv_freq = _inputs(positions, frequencies.inv_freq, dtype, "rotary_table_nd")
-    if positions.ndim < 2 or inv_freq.ndim < 2 or positions.shape[-1] != inv_freq.shape[-2]:
+    at, inv_freq = _inputs(positions, frequencies, dtype, "rotary_table_nd")
+    if positions.ndim < 2 or inv_freq.ndim < 2 or positions.shape[-1] != inv_freq.shape[-2] or not positions.shape[-1]:
         raise ShapeError(
             f"rotary_table_nd: positions {tuple(positions.shape)} with inv_freq {tuple(inv_freq.shape)}. Expected "
-            "[*batch, seq, axes] with [*batch, axes, pairs]. Use rotary_table for positions of one axis."
+            "[*batch, seq, axes] with [*batch, axes, pairs], one axis or more. Use rotary_table for positions of one axis."
         )
+    _check_batches(positions.shape[:-2], inv_freq.shape[:-2], frequencies.amplitude, "rotary_table_nd")
     per_axis = at[..., :, :, None].to(inv_freq.dtype) * inv_freq[..., None, :, :]
     angle = per_axis.select(-2, 0)
     for axis in range(1, per_axis.shape[-2]):
@@ -186,8 +194,44 @@ def inverse(table: RotaryTable) -> RotaryTable:
     return RotaryTable(table.cos / gain, -table.sin / gain)
 
 
-def _inputs(positions: Tensor, inv_freq: Tensor, dtype: torch.dtype, name: str) -> tuple[Tensor, Tensor]:
+def check_frequencies(frequencies: object, *, name: str, rotary_dim: int | None = None) -> None:
+    """Refuse what is not `Frequencies` (a bare tensor, a list, a schedule), or not one per pair of ``rotary_dim``.
+
+    Raises:
+        TypeError: something else. ShapeError: another number of pairs.
+    """
+    if not isinstance(frequencies, Frequencies) or not isinstance(frequencies.inv_freq, Tensor):
+        held = f" of a {type(frequencies.inv_freq).__name__}" if isinstance(frequencies, Frequencies) else ""
+        raise TypeError(
+            f"{name}: frequencies are {type(frequencies).__name__}{held}. Expected Frequencies of a tensor. Make them with "
+            "schedule.frequencies(rotary_dim), or Frequencies(inv_freq)."
+        )
+    if isinstance(frequencies.amplitude, bool) or not isinstance(frequencies.amplitude, (int, float, Tensor, torch.SymFloat)):
+        raise TypeError(
+            f"{name}: amplitude = {frequencies.amplitude!r}. Expected a number, or a tensor of one per sequence. Leave it out for 1."
+        )
+    if rotary_dim is not None and frequencies.inv_freq.shape[-1:] != (rotary_dim // 2,):
+        raise ShapeError(
+            f"{name}: frequencies of {frequencies.inv_freq.shape[-1:].numel()} pairs. Expected {rotary_dim // 2}, for rotary_dim = "
+            f"{rotary_dim}. Make them with schedule.frequencies({rotary_dim}): one per pair, for all axes together."
+        )
+
+
+def _check_batches(positions: torch.Size, inv_freq: torch.Size, amplitude: float | Tensor, name: str) -> None:
+    """Refuse batches of different sizes; without the cost where there is one set of frequencies for all."""
+    gains = amplitude.shape if isinstance(amplitude, Tensor) else ()
+    for batch in (inv_freq, gains):
+        if batch and any(a != b and a != 1 and b != 1 for a, b in zip(reversed(positions), reversed(batch), strict=False)):
+            raise ShapeError(
+                f"{name}: positions of batch {tuple(positions)} with frequencies of batch {tuple(inv_freq)} and amplitudes of "
+                f"{tuple(gains)}. Expected batches that spread over each other. Give one set of frequencies for all, or one per sequence."
+            )
+
+
+def _inputs(positions: Tensor, frequencies: Frequencies, dtype: torch.dtype, name: str) -> tuple[Tensor, Tensor]:
     check_positions(positions, name=name)
+    check_frequencies(frequencies, name=name)
+    inv_freq = frequencies.inv_freq
     if inv_freq.dtype not in (torch.float32, torch.float64):
         raise TypeError(
             f"{name}: inv_freq is {inv_freq.dtype}. Expected float32 or float64. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -13,6 +13,10 @@ from torch.autograd import forward_ad
 from posenc.core.rotary import Pairing, RotaryTable
 
 Turned = tuple[Tensor, ...]
+
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+MOST_TRIES = 1000
+"""How long two tensors are searched for memory that they share, before they are taken to."""
 
 
 class RotaryCall(NamedTuple):
@@ -66,6 +70,8 @@ def outside_eager(call: RotaryCall) -> str | None:
         return "forward-mode differentiation goes through the arithmetic"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "functorch transforms go through the arithmetic"
+    if torch._C._get_dispatch_mode(_PROXY) is not None or torch._ops._get_dispatch_mode_pre_dispatch(_PROXY) is not None:
+        return "the call is being recorded by make_fx, whose graph may be transformed"
     parts = [part for table in call.tables for part in table]
     for x in (*call.tensors, *parts):
         if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
@@ -101,8 +107,12 @@ class Native(RotaryBackend):
         from posenc.kernels import native
 
         parts = [part.to(native.TABLE[call.tensors[0].dtype]) for table in call.tables for part in table]
-        turned = native.OPERATORS[len(call.tensors), call.needs_gradient](*call.tensors, *parts, *_settings(call))
-        return turned if len(call.tensors) == 2 else (turned,)
+        turned: Any = native.OPERATORS[len(call.tensors), call.needs_gradient](*call.tensors, *parts, *_settings(call))
+        turned = turned if len(call.tensors) == 2 else (turned,)
+        # of an operator all results need a gradient; one that does not comes out of the other's graph
+        return tuple(
+            out.detach() if out.requires_grad > x.requires_grad else out for x, out in zip(call.tensors, turned, strict=True)
+        )
 
     def run_into(self, call: RotaryCall, outs: Turned) -> None:
         from posenc.kernels import native
@@ -139,14 +149,59 @@ def _read_after_written(tensors: Turned, parts: Sequence[Tensor], outs: Turned) 
 
 
 def may_share(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors' stretches of memory meet, whoever owns it."""
-    (begin, end), (other_begin, other_end) = _stretch(one), _stretch(other)
-    return begin < other_end and other_begin < end
+    """Whether entries of two tensors lie in the same memory, whoever owns it; true where it takes too long to find out.
+
+    Where there are no addresses (meta and fake tensors, transforms, compilation) only a tensor and itself do.
+    """
+    if not (_has_address(one) and _has_address(other)):
+        return one is other
+    if not one.numel() or not other.numel():
+        return False
+    distance = other.data_ptr() - one.data_ptr()
+    if not -_extent(other) < distance < _extent(one):
+        return False
+    reaches: dict[int, list[int]] = {1: [1 - other.element_size(), one.element_size() - 1]}  # bytes of one entry
+    for side, x in enumerate((one, other)):
+        for size, step in zip(x.shape, x.stride(), strict=True):
+            reach = reaches.setdefault(step * x.element_size(), [0, 0])
+            reach[1 - side] += (size - 1) * (1 - 2 * side)
+    return _sums_to(distance, sorted(((step, low, high) for step, (low, high) in reaches.items() if step), reverse=True))
 
 
-def _stretch(x: Tensor) -> tuple[int, int]:
-    reach = sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), x.data_ptr() + (reach + 1) * x.element_size() * (x.numel() > 0)
+def _extent(x: Tensor) -> int:
+    """Bytes from its first entry to the end of its last."""
+    return (sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)) + 1) * x.element_size()
+
+
+def _has_address(x: Tensor) -> bool:
+    return (
+        type(x) in (Tensor, torch.nn.Parameter)
+        and x.device.type != "meta"
+        and not torch.compiler.is_compiling()
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def _sums_to(total: int, terms: list[tuple[int, int, int]]) -> bool:
+    """Whether a whole multiple of each step, between its two bounds, can be found so that they add up to the total.
+
+    Largest step first, each narrowed by what the smaller ones can still reach: for tensors that slicing and transposing
+    make there are hardly two multiples to try.
+    """
+    rest = [(0, 0)]
+    for step, low, high in reversed(terms):
+        rest.append((rest[-1][0] + step * low, rest[-1][1] + step * high))
+    open_ends = [(total, 0)]
+    for _ in range(MOST_TRIES):
+        if not open_ends:
+            return False
+        left, at = open_ends.pop()
+        if at == len(terms):
+            return True
+        (step, low, high), (rest_low, rest_high) = terms[at], rest[len(terms) - 1 - at]
+        first, last = max(low, -((rest_high - left) // step)), min(high, (left - rest_low) // step)
+        open_ends += [(left - multiple * step, at + 1) for multiple in range(first, min(last, first + MOST_TRIES) + 1)]
+    return True
 
 
 @final
@@ -237,8 +292,10 @@ def _join_like(x: Tensor, parts: list[Tensor]) -> Tensor:
     """Concatenate channels, keeping x's order of strides so that [B, S, H, D].transpose(1, 2) stays one."""
     if not parts:
         return x.clone()
-    if torch.compiler.is_compiling() or x.is_contiguous() or x.stride(-1) != 1:
+    if torch.compiler.is_compiling() or x.is_contiguous():
         return torch.cat(parts, dim=-1)
+    if x.stride(-1) != 1:
+        return torch.cat(parts, dim=-1).contiguous()  # cat keeps the order of an image's channels
     by_stride = sorted(range(x.ndim - 1), key=lambda axis: -x.stride()[axis])
     joined = torch.cat([part.permute(*by_stride, -1) for part in parts], dim=-1)
     back = sorted(range(x.ndim - 1), key=by_stride.__getitem__)

@@ -11,13 +11,13 @@ from posenc.core.rotary import (
     Frequencies,
     Pairing,
     RotaryTable,
+    check_frequencies,
     check_rotary_settings,
     rotary_span,
     rotary_table,
 )
 from posenc.core.sites import RotaryEncoding
 from posenc.core.spec import EncodingSpec, Reference
-from posenc.errors import ShapeError
 from posenc.schedules.base import Schedule, check_schedule
 from posenc.schedules.geometric import Geometric
 
@@ -112,11 +112,8 @@ class RoPE(RotaryEncoding):
     ) -> tuple[RotaryTable, RotaryTable]:
         if frequencies is None:
             frequencies = self._frequencies(positions.device if isinstance(positions, Tensor) else torch.device("cpu"))
-        elif frequencies.inv_freq.shape[-1] != self.rotary_dim // 2:
-            raise ShapeError(
-                f"RoPE.prepare: frequencies of {frequencies.inv_freq.shape[-1]} pairs. Expected {self.rotary_dim // 2}, for "
-                f"rotary_dim = {self.rotary_dim}. Make them with schedule.frequencies({self.rotary_dim})."
-            )
+        else:
+            check_frequencies(frequencies, name="RoPE.prepare", rotary_dim=self.rotary_dim)
         table = rotary_table(positions, frequencies, dtype=dtype)
         return table, table if k_positions is None else rotary_table(k_positions, frequencies, dtype=dtype)
 

@@ -332,11 +332,11 @@ def _run(
         torch.ops.posenc.triton_rotary_out(*given, list(outs))
         torch.autograd.graph.increment_version([out for out in outs if not out.is_inference()])  # those count no versions
         return list(outs)
-    needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in xs)
-    turned: list[Tensor] = (torch.ops.posenc.triton_rotary if needs_gradient else torch.ops.posenc.triton_rotary_inference)(
-        *given
-    )
-    return turned
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in xs):
+        return list(torch.ops.posenc.triton_rotary_inference(*given))
+    turned = torch.ops.posenc.triton_rotary(*given)
+    # of an operator all results need a gradient; one that does not comes out of the other's graph
+    return [out if x.requires_grad else out.detach() for x, out in zip(xs, turned, strict=True)]
 
 
 # ---------------------------------------------------------------------------------------------------- inside the ops
