@@ -19,6 +19,7 @@ from posenc.core.rotary import Pairing, RotaryTable, is_head_axis
 from posenc.core.rotary_backends import ROTARY_BACKENDS, RotaryBackend, RotaryCall, Turned, count_write, may_share
 from posenc.errors import ShapeError
 
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 FARTHEST = 2**31
 """No head is as wide: a start beyond it is told of in words, before an operator's 64 bits overflow."""
 
@@ -215,7 +216,7 @@ def _at_once(
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack()
-        or torch._ops._len_torch_dispatch_stack_pre_dispatch()
+        or torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH)  # where modes of tracing before dispatch stand
     ):
         return None
     parts: list[Tensor] = []
