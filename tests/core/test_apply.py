@@ -16,6 +16,7 @@ from tests.kernels.same_bits import BF16, DTYPES, F16, F32, F64, PAIRINGS, same,
 from posenc import BackendRefused, RotaryTable, ShapeError, apply_rotary, apply_rotary_, apply_rotary_pair, explain
 from posenc.core import apply, rotary_backends
 from posenc.core.rotary_backends import may_share
+from posenc.core.rotary_checks import overlaps
 
 HALF = {"pairing": "half"}
 AT = torch.tensor([[0, 1, 2, 500, 7], [3, 3, 90, 11, 1_000_003]])
@@ -344,9 +345,9 @@ def test_ordinary_views_are_not_taken_to_overlap():
         x[0, 0, 0],
         x[:0],
     ):
-        assert not apply._overlaps(view)
+        assert not overlaps(view)
     # what cannot be decided quickly is taken to overlap: these six entries do not
-    assert apply._overlaps(x.as_strided((2, 3), (3, 2)))
+    assert overlaps(x.as_strided((2, 3), (3, 2)))
 
 
 def test_what_needs_a_gradient_is_refused(backend):

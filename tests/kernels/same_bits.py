@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import Frequencies, RotaryTable, apply_rotary, apply_rotary_pair, rotary_table
-from posenc.core.apply import _overlaps
+from posenc.core.rotary_checks import overlaps
 
 F64, F32, BF16, F16 = DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
 INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
@@ -42,6 +42,6 @@ def check_pair(q: Tensor, k: Tensor, table: RotaryTable, k_table: RotaryTable | 
         turned = apply_rotary_pair(q, k, table, k_table, backend=backend, **settings)
         for x, mine, true in zip((q, k), turned, expected, strict=True):
             assert same(mine, true)
-            if x.stride(-1) == 1 and x.numel() and not _overlaps(x):  # otherwise there is no order to keep
+            if x.stride(-1) == 1 and x.numel() and not overlaps(x):  # otherwise there is no order to keep
                 assert steps(mine) == steps(true)
         assert same(apply_rotary(k, table if k_table is None else k_table, backend=backend, **settings), expected[1])

@@ -1,4 +1,4 @@
-"""Turning queries and keys by a table: checks, then the backend that serves the call."""
+"""Turning queries and keys by a table: at once where nothing stands against it, else by the backend that serves the call."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from posenc.core.backends import Verdict, choose, judge
-from posenc.core.checks import check_integers
 from posenc.core.rotary import Pairing, RotaryTable, is_head_axis
 from posenc.core.rotary_backends import ROTARY_BACKENDS, RotaryBackend, RotaryCall, Turned, count_write, may_share
-from posenc.errors import ShapeError
+from posenc.core.rotary_checks import check_outs, checked, overlaps, sealed
 
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 FARTHEST = 2**31
@@ -81,7 +80,7 @@ def apply_rotary(
         turned = _at_once((x,), (table,), pairing, head_axis, start)
         if turned is not None:
             return turned[0]
-    call = _checked((x,), (table,), pairing, head_axis, start)
+    call = checked((x,), (table,), pairing, head_axis, start)
     if torch.compiler.is_compiling() and _exports_to_onnx() and head_axis == -3 and call.first == 0 and x.ndim == 4:
         return _onnx_node(x, table, pairing)
     return _run(call, backend, None if out is None else (out,))[0]
@@ -125,9 +124,9 @@ def apply_rotary_pair(
         )
     if isinstance(q, Tensor) and isinstance(k, Tensor) and q.shape[-1:] != k.shape[-1:]:
         return _run_apart(
-            [_checked((x,), (own,), pairing, head_axis, start) for x, own in ((q, table), (k, k_table))], backend, out
+            [checked((x,), (own,), pairing, head_axis, start) for x, own in ((q, table), (k, k_table))], backend, out
         )
-    call = _checked((q, k), (table, k_table), pairing, head_axis, start)
+    call = checked((q, k), (table, k_table), pairing, head_axis, start)
     rotated_q, rotated_k = _run(call, backend, out)
     return rotated_q, rotated_k
 
@@ -158,18 +157,18 @@ def apply_rotary_(
     """
     if backend == "auto" and not torch.compiler.is_compiling() and _in_place_at_once(x, table, pairing, head_axis, start):
         return x
-    call = _checked((x,), (table,), pairing, head_axis, start)
+    call = checked((x,), (table,), pairing, head_axis, start)
     if torch.is_grad_enabled() and (x.requires_grad or any(part.requires_grad for part in table)):
         raise ValueError(
             "apply_rotary_: x or the table needs a gradient, and turning in place would overwrite what backward reads. Expected "
             "inference. Use apply_rotary, or torch.no_grad()."
         )
-    if _overlaps(x):
+    if overlaps(x):
         raise ValueError(
             f"apply_rotary_: x of shape {tuple(x.shape)} with strides {x.stride()} overlaps itself. Expected memory of its own for "
             "each entry. Call contiguous() first."
         )
-    if _sealed(x):
+    if sealed(x):
         raise ValueError(
             "apply_rotary_: x was made under torch.inference_mode() and cannot be written outside it. Expected the mode, or a tensor "
             "of its own. Use apply_rotary, or turn inside torch.inference_mode()."
@@ -187,9 +186,9 @@ def rotary_verdicts(function: Callable[..., object], *args: Any, backend: str, *
     if function is apply_rotary_pair:
         k_table = call["table"] if call["k_table"] is None else call["k_table"]
         return judge(
-            "apply_rotary", ROTARY_BACKENDS, _checked((call["q"], call["k"]), (call["table"], k_table), *place), backend
+            "apply_rotary", ROTARY_BACKENDS, checked((call["q"], call["k"]), (call["table"], k_table), *place), backend
         )
-    return judge("apply_rotary", ROTARY_BACKENDS, _checked((call["x"],), (call["table"],), *place), backend)
+    return judge("apply_rotary", ROTARY_BACKENDS, checked((call["x"],), (call["table"],), *place), backend)
 
 
 def _at_once(
@@ -260,7 +259,7 @@ def _in_place_at_once(x: Tensor, table: RotaryTable, pairing: Pairing, head_axis
     """Turn in place by the compiled kernel as `_at_once` does; false when the long way is needed."""
     if type(x) is not Tensor or type(table) is not RotaryTable or not x.is_cpu or x.is_neg() or x.layout is not torch.strided:
         return False
-    if x.stride()[-1:] != (1,) or _overlaps(x) or _sealed(x) or (torch.is_grad_enabled() and x.requires_grad):
+    if x.stride()[-1:] != (1,) or overlaps(x) or sealed(x) or (torch.is_grad_enabled() and x.requires_grad):
         return False
     if any(type(part) is not Tensor or part.layout is not torch.strided or may_share(x, part) for part in table):
         return False
@@ -284,7 +283,7 @@ def _chosen(call: RotaryCall, backend: str) -> RotaryBackend:
 def _run(call: RotaryCall, backend: str, outs: tuple[Tensor, ...] | None) -> Turned:
     if outs is None:
         return _chosen(call, backend).run(call)
-    _check_outs(call.tensors, call.tables, outs)
+    check_outs(call.tensors, call.tables, outs)
     _chosen(call, backend).run_into(call, outs)
     return outs
 
@@ -292,104 +291,9 @@ def _run(call: RotaryCall, backend: str, outs: tuple[Tensor, ...] | None) -> Tur
 def _run_apart(calls: list[RotaryCall], backend: str, outs: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
     """Queries and keys of different width, each turned before either is written."""
     if outs is not None:
-        _check_outs(tuple(call.tensors[0] for call in calls), tuple(call.tables[0] for call in calls), outs)
+        check_outs(tuple(call.tensors[0] for call in calls), tuple(call.tables[0] for call in calls), outs)
     q, k = (_chosen(call, backend).run(call)[0] for call in calls)
     return (q, k) if outs is None else (outs[0].copy_(q), outs[1].copy_(k))
-
-
-def _checked(
-    tensors: tuple[Tensor, ...], tables: tuple[RotaryTable, ...], pairing: Pairing, head_axis: int | None, start: int
-) -> RotaryCall:
-    if not is_head_axis(head_axis):
-        raise ValueError(
-            f"apply_rotary: head_axis = {head_axis!r}. Expected -3 for [batch, heads, seq, head_dim], -2 for [batch, seq, heads, "
-            "head_dim], or None for a table that broadcasts as it stands. Count axes from the end."
-        )
-    check_integers("apply_rotary", start=start)
-    first = 0
-    for x, table in zip(tensors, tables, strict=True):
-        first, pairs = _rotating(x, table, pairing, start)
-        spread = list(table.cos.shape)
-        if head_axis is not None:
-            spread.insert(len(spread) + 1 + head_axis, 1)
-        seq_axis = -3 if head_axis == -2 else -2
-        one_for_all = head_axis is not None and table.cos.shape[-2:-1] != x.shape[seq_axis:][:1]
-        if one_for_all or not _spreads(tuple(spread), (*x.shape[:-1], pairs)):
-            raise ShapeError(
-                f"apply_rotary: table of shape {tuple(table.cos.shape)} for x of shape {tuple(x.shape)} with head_axis = "
-                f"{head_axis}. Expected [*batch, seq, pairs] that spreads over x's heads. Make the table from the positions "
-                "of exactly these tokens, and set head_axis=-2 for [batch, seq, heads, head_dim]."
-            )
-    return RotaryCall(tensors, tables, pairing, head_axis, first)
-
-
-def _rotating(x: Tensor, table: RotaryTable, pairing: Pairing, start: int) -> tuple[int, int]:
-    """The first rotating channel and the number of pairs, checked."""
-    if pairing not in ("half", "interleaved"):
-        raise ValueError(
-            f"apply_rotary: pairing = {pairing!r}. Expected 'half' (i, i + rotary_dim/2) or 'interleaved' (2i, 2i + 1). "
-            "Name the one that the weights were trained with."
-        )
-    if not isinstance(x, Tensor) or not isinstance(table, RotaryTable):
-        raise TypeError(
-            f"apply_rotary: x is a {type(x).__name__} and the table a {type(table).__name__}. Expected a tensor and a RotaryTable. "
-            "Make the table with rotary_table, or RotaryTable(cos, sin) with one column per pair."
-        )
-    if not isinstance(table.cos, Tensor) or not isinstance(table.sin, Tensor):
-        raise TypeError(
-            f"apply_rotary: the table holds a {type(table.cos).__name__} and a {type(table.sin).__name__}. Expected two tensors. Make "
-            "it with rotary_table, or torch.from_numpy."
-        )
-    if table.cos.dtype not in (torch.float32, torch.float64) or table.sin.dtype != table.cos.dtype:
-        raise TypeError(
-            f"apply_rotary: the table is {table.cos.dtype} and {table.sin.dtype}. Expected float32 or float64. A "
-            "mixed-precision wrapper that casts its inputs is the usual cause: pass integer positions through it and "
-            "prepare the table inside."
-        )
-    if not x.is_floating_point():
-        raise TypeError(f"apply_rotary: x is {x.dtype}. Expected a floating dtype. Pass queries or keys.")
-    if any(part.is_nested or part.layout is not torch.strided or part.ndim == 0 for part in (x, *table)):
-        layouts = ["nested" if part.is_nested else str(part.layout) for part in (x, *table)]
-        raise ShapeError(
-            f"apply_rotary: x of {x.ndim} axes ({layouts[0]}) with a table of {table.cos.ndim} and {table.sin.ndim} ({layouts[1]} and "
-            f"{layouts[2]}). Expected dense tensors of one axis or more. Use to_dense() or a padded tensor."
-        )
-    if table.cos.device != x.device or table.sin.device != x.device:
-        raise ValueError(
-            f"apply_rotary: x is on {x.device} and the table on {table.cos.device} and {table.sin.device}. Expected one device. "
-            "Make the table from positions that are where x is."
-        )
-    pairs, head_dim = table.cos.shape[-1], x.shape[-1]
-    first = start + head_dim if start < 0 else start
-    if table.cos.shape != table.sin.shape or not 0 <= first <= head_dim - 2 * pairs:
-        raise ShapeError(
-            f"apply_rotary: a table of {pairs} pairs (cos {tuple(table.cos.shape)}, sin {tuple(table.sin.shape)}) at "
-            f"start = {start} for head_dim = {head_dim}. Expected start + 2·pairs ≤ head_dim. Tables are half width: "
-            "one column per pair, not per channel."
-        )
-    return first, pairs
-
-
-def _sealed(x: Tensor) -> bool:
-    """Whether torch forbids writing to it here: a tensor of inference mode, which counts no versions, outside that mode."""
-    return not torch.compiler.is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled()
-
-
-def _overlaps(x: Tensor) -> bool:
-    """Whether entries of x may share memory: false for all that slicing and transposing make of a tensor that owns its own."""
-    if x.numel() == 0:
-        return False
-    reach = 0
-    for step, size in sorted((step, size) for size, step in zip(x.shape, x.stride(), strict=True) if size > 1):
-        if step <= reach:
-            return True
-        reach += step * (size - 1)
-    return False
-
-
-def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
-    tail = over[len(over) - len(shape) :] if len(shape) <= len(over) else ()
-    return len(tail) == len(shape) and all(a in (1, b) for a, b in zip(shape, tail, strict=True))
 
 
 def _exports_to_onnx() -> bool:
@@ -405,48 +309,3 @@ def _onnx_node(x: Tensor, table: RotaryTable, pairing: Pairing) -> Tensor:
         x, cos, sin, interleaved=interleaved, rotary_embedding_dim=0 if rotary_dim == x.shape[-1] else rotary_dim
     )
     return turned
-
-
-def _check_outs(tensors: Turned, tables: tuple[RotaryTable, ...], outs: object) -> None:
-    if len(tensors) == 1 and isinstance(outs, tuple) and not isinstance(outs[0], Tensor):
-        raise TypeError(f"apply_rotary: out is a {type(outs[0]).__name__}. Expected a tensor. Pass torch.empty_like(x).")
-    if not isinstance(outs, tuple) or len(outs) != len(tensors) or not all(isinstance(out, Tensor) for out in outs):
-        given = [type(out).__name__ for out in outs] if isinstance(outs, tuple) else type(outs).__name__
-        raise TypeError(
-            f"apply_rotary_pair: out is {given}. Expected a tuple of two tensors, out=(q_out, k_out). Pass "
-            "torch.empty_like(q) and torch.empty_like(k)."
-        )
-    for x, table, out in zip(tensors, tables, outs, strict=True):
-        _check_out(x, table, out)
-    if len(outs) == 2 and may_share(*outs):
-        raise ValueError(
-            "apply_rotary_pair: the two tensors of out share memory. Expected memory of its own for each. Pass torch.empty_like(q) "
-            "and torch.empty_like(k)."
-        )
-
-
-def _check_out(x: Tensor, table: RotaryTable, out: Tensor) -> None:
-    if out.shape != x.shape or out.dtype != x.dtype:
-        raise ShapeError(
-            f"apply_rotary: out is {out.dtype} of shape {tuple(out.shape)}. Expected {x.dtype} of shape {tuple(x.shape)}. "
-            "Pass torch.empty_like(x)."
-        )
-    if out.device != x.device:
-        raise ValueError(
-            f"apply_rotary: out is on {out.device} and x on {x.device}. Expected one device. Pass torch.empty_like(x)."
-        )
-    if _overlaps(out):
-        raise ValueError(
-            f"apply_rotary: out of shape {tuple(out.shape)} with strides {out.stride()} overlaps itself. Expected memory of its own for "
-            "each entry. Pass torch.empty_like(x)."
-        )
-    if _sealed(out):
-        raise ValueError(
-            "apply_rotary: out was made under torch.inference_mode() and cannot be written outside it. Expected the mode, or a tensor "
-            "of its own. Pass torch.empty_like(x) made here."
-        )
-    table_grad = any(part.requires_grad for part in table)
-    if torch.is_grad_enabled() and (x.requires_grad or table_grad or out.requires_grad):
-        raise ValueError(
-            "apply_rotary: out= with a tensor that needs a gradient. Expected inference. Leave out= away, or use torch.no_grad()."
-        )
