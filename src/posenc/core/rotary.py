@@ -220,8 +220,8 @@ def check_frequencies(frequencies: object, *, name: str, rotary_dim: int | None 
 def _check_batches(positions: torch.Size, inv_freq: torch.Size, amplitude: float | Tensor, name: str) -> None:
     """Refuse batches of different sizes; without the cost where there is one set of frequencies for all."""
     gains = amplitude.shape if isinstance(amplitude, Tensor) else ()
-    for batch in (inv_freq, gains):
-        if batch and any(a != b and a != 1 and b != 1 for a, b in zip(reversed(positions), reversed(batch), strict=False)):
+    for one, other in ((positions, inv_freq), (positions, gains), (inv_freq, gains)):
+        if other and any(a != b and a != 1 and b != 1 for a, b in zip(reversed(one), reversed(other), strict=False)):
             raise ShapeError(
                 f"{name}: positions of batch {tuple(positions)} with frequencies of batch {tuple(inv_freq)} and amplitudes of "
                 f"{tuple(gains)}. Expected batches that spread over each other. Give one set of frequencies for all, or one per sequence."
