@@ -154,6 +154,7 @@ def test_frequencies_may_differ_per_sequence():
         ({"frequencies": Frequencies([1.0, 0.1])}, TypeError, "frequencies are Frequencies of a list"),
         ({"frequencies": Frequencies(torch.ones(2), None)}, TypeError, "amplitude = None"),
         ({"frequencies": Frequencies(torch.ones(2), True)}, TypeError, "amplitude = True"),
+        ({"frequencies": Frequencies(torch.ones(3, 2), torch.ones(2))}, ShapeError, r"batch \(3,\) and amplitudes of \(2,\)"),
         (
             {"positions": torch.zeros(2, 3), "frequencies": Frequencies(torch.ones(3, 2))},
             ShapeError,
